@@ -1,0 +1,77 @@
+"""Every error that Notifier raises on purpose.
+
+NotifierError
+├── SettingsError            a setting is missing or bad; names the variable, never shows a secret
+├── InvalidNotification      an argument of delay() or notify(); also a ValueError
+├── NotAccepted              neither the ledger nor the broker took it; retry with the same id
+├── ExtraMissing             a command needs an optional extra; names it
+└── Unavailable              a server cannot be used now
+    ├── StateUnavailable     state Redis
+    ├── LimiterUnavailable   limiter Redis
+    └── DatabaseUnavailable  PostgreSQL, or its schema
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class NotifierError(Exception):
+    """Base of everything below."""
+
+
+class SettingsError(NotifierError):
+    """A setting is missing or bad."""
+
+
+class InvalidNotification(NotifierError, ValueError):
+    """An argument cannot be accepted: `argument` names it, the text says why and what would do."""
+
+    def __init__(self, argument: str, problem: str) -> None:
+        super().__init__(f"{argument}: {problem}")
+        self.argument = argument
+
+    def __reduce__(self) -> tuple[type[InvalidNotification], tuple[str, str]]:
+        return type(self), (self.argument, str(self).removeprefix(f"{self.argument}: "))
+
+
+class NotAccepted(NotifierError):
+    """Neither the ledger nor the broker took it. Sending again with `notification_id` is safe.
+
+    `recipients` are the user ids that were not accepted, `notification_id` the id to retry with.
+    """
+
+    def __init__(self, notification_id: str, recipients: Sequence[str]) -> None:
+        self.notification_id = notification_id
+        self.recipients = list(recipients)
+        who = repr(self.recipients[0]) if len(self.recipients) == 1 else f"{len(self.recipients)} recipients"
+        super().__init__(
+            f"notification {notification_id!r} to {who} was not accepted: state Redis and the broker are both "
+            f"unavailable; send it again with notification_id={notification_id!r}"
+        )
+
+    def __reduce__(self) -> tuple[type[NotAccepted], tuple[str, list[str]]]:
+        return type(self), (self.notification_id, self.recipients)
+
+
+class ExtraMissing(NotifierError):
+    """A command needs an optional extra."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs the extra '{extra}': pip install 'celery-notifier[{extra}]'")
+
+
+class Unavailable(NotifierError):
+    """A server cannot be used now."""
+
+
+class StateUnavailable(Unavailable):
+    """State Redis (ledger, feeds) cannot be used now."""
+
+
+class LimiterUnavailable(Unavailable):
+    """The limiter's Redis cannot be used now."""
+
+
+class DatabaseUnavailable(Unavailable):
+    """PostgreSQL, or the schema in it, cannot be used now."""

@@ -1,0 +1,201 @@
+"""The notification as it is accepted: validated once, at the call, and never changed on its way."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, NamedTuple, Self
+
+from notifier.errors import InvalidNotification
+
+MAX_BODY_BYTES = 64 * 1024
+MAX_USER_ID = 512
+MAX_ID = 200
+MAX_NAME = 64
+MAX_DEPTH = 500
+MAX_SPAN_S = 3_652 * 86_400  # ten years
+
+
+class Priority(StrEnum):
+    """critical passes user limit and quota; bulk leaves half of every burst to the others."""
+
+    CRITICAL = "critical"
+    NORMAL = "normal"
+    BULK = "bulk"
+
+
+class Identity(NamedTuple):
+    """What makes a notification one: keys, primary key, claims and idempotency key are made of it."""
+
+    user_id: str
+    channel: str
+    notification_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """One notification to one user. `body` is the payload as canonical JSON text; times are microseconds, 0 is none."""
+
+    user_id: str
+    body: str
+    notification_id: str
+    channel: str = "websocket"
+    category: str = "default"
+    priority: Priority = Priority.NORMAL
+    ttl_us: int = 0
+    collapse_key: str = ""
+    not_before_us: int = 0
+    chosen: bool = False  # the caller chose the id, so it is remembered for the dedupe window
+
+    @property
+    def identity(self) -> Identity:
+        """(user_id, channel, notification_id)"""
+        return Identity(self.user_id, self.channel, self.notification_id)
+
+    @classmethod
+    def create(
+        cls,
+        user_id: object,
+        payload: object,
+        *,
+        channel: str = "websocket",
+        category: str = "default",
+        notification_id: object = None,
+        priority: str = "normal",
+        ttl: float | timedelta | None = None,
+        collapse_key: str | None = None,
+        not_before: datetime | None = None,
+    ) -> Self:
+        """Validate a call's arguments. Raises InvalidNotification, which names the argument and never shows the payload."""
+        return cls(
+            user_id=clean_user_id(user_id),
+            body=canonical_body(payload),
+            notification_id=new_id() if notification_id is None else _clean_id(notification_id),
+            channel=_text("channel", channel, MAX_NAME),
+            category=_text("category", category, MAX_NAME),
+            priority=_priority(priority),
+            ttl_us=_ttl_us(ttl),
+            collapse_key="" if collapse_key is None else _text("collapse_key", collapse_key, MAX_ID),
+            not_before_us=_instant_us(not_before),
+            chosen=notification_id is not None,
+        )
+
+
+def new_id() -> str:
+    """A fresh notification id."""
+    return str(uuid.uuid4())
+
+
+def clean_user_id(user_id: object) -> str:
+    """str, int or UUID, as a str of 1 to 512 characters."""
+    if isinstance(user_id, bool) or not isinstance(user_id, (str, int, uuid.UUID)):
+        raise InvalidNotification("user_id", f"must be a str, an int or a UUID, not {type(user_id).__name__}")
+    return _text("user_id", str(user_id), MAX_USER_ID)
+
+
+def canonical_body(payload: object) -> str:
+    """The payload's one JSON text: ASCII, no spaces, the caller's key order. That text travels everywhere."""
+    try:
+        _check_shape(payload)
+        body = json.dumps(payload, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    except InvalidNotification:
+        raise
+    except RecursionError:
+        raise InvalidNotification("payload", f"is nested deeper than {MAX_DEPTH} levels") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidNotification("payload", f"is not JSON: {_reason(error)}") from None
+    if len(body) > MAX_BODY_BYTES:
+        raise InvalidNotification("payload", f"is {len(body):,} bytes as JSON; at most {MAX_BODY_BYTES:,} are carried")
+    return body
+
+
+def _reason(error: Exception) -> str:
+    """The encoder's complaint, without any value of the payload in it."""
+    if isinstance(error, TypeError):
+        return f"{error}; send str, int, float, bool, None, list or dict"
+    text = str(error)
+    if "ircular" in text:
+        return "it contains itself"
+    if "Out of range" in text:
+        return "NaN and Infinity have no JSON form; send None or a str"
+    return "a number is too long to be written"
+
+
+def _check_shape(payload: object) -> None:
+    """Refuse keys that JSON would silently turn into strings, and nesting that readers cannot follow."""
+    level: list[object] = [payload]
+    depth, seen = 0, 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise InvalidNotification("payload", f"is nested deeper than {MAX_DEPTH} levels, or contains itself")
+        below: list[object] = []
+        for container in level:
+            below.extend(child for child in _children(container) if isinstance(child, (dict, list, tuple)))
+        seen += len(below)
+        if seen > MAX_BODY_BYTES:  # two bytes a container: it cannot fit, or it contains itself
+            raise InvalidNotification("payload", f"is over {MAX_BODY_BYTES:,} bytes as JSON, or contains itself")
+        level = below
+
+
+def _children(container: object) -> Iterator[object]:
+    if isinstance(container, dict):
+        for key, value in container.items():
+            if not isinstance(key, str):
+                raise InvalidNotification("payload", f"has a key of type {type(key).__name__}; JSON keys are strings")
+            yield value
+    elif isinstance(container, (list, tuple)):
+        yield from container
+
+
+def _text(argument: str, value: object, longest: int) -> str:
+    if not isinstance(value, str):
+        raise InvalidNotification(argument, f"must be a str, not {type(value).__name__}")
+    if not 1 <= len(value) <= longest:
+        raise InvalidNotification(argument, f"must have 1 to {longest} characters, has {len(value)}")
+    if "\0" in value:
+        raise InvalidNotification(argument, "must not contain NUL")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidNotification(argument, "contains a lone surrogate, which UTF-8 cannot say") from None
+    return str(value)
+
+
+def _clean_id(value: object) -> str:
+    return _text("notification_id", str(value) if isinstance(value, uuid.UUID) else value, MAX_ID)
+
+
+def _priority(value: object) -> Priority:
+    try:
+        return Priority(value)
+    except ValueError:
+        raise InvalidNotification("priority", f"must be one of {', '.join(Priority)}, not {value!r:.50}") from None
+
+
+def _ttl_us(ttl: Any) -> int:
+    if ttl is None:
+        return 0
+    seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise InvalidNotification("ttl", f"must be seconds or a timedelta, not {type(ttl).__name__}")
+    if not 0 < seconds <= MAX_SPAN_S:
+        raise InvalidNotification("ttl", f"must be over 0 and at most ten years of seconds, not {seconds!r:.50}")
+    return max(1, int(seconds * 1_000_000))
+
+
+def _instant_us(moment: Any) -> int:
+    if moment is None:
+        return 0
+    if not isinstance(moment, datetime):
+        raise InvalidNotification("not_before", f"must be an aware datetime, not {type(moment).__name__}")
+    if moment.utcoffset() is None:
+        raise InvalidNotification("not_before", "is naive; add a time zone, e.g. datetime.now(UTC) + timedelta(hours=1)")
+    instant_us = int(moment.timestamp() * 1_000_000)
+    if instant_us > (datetime.now(moment.tzinfo).timestamp() + MAX_SPAN_S) * 1_000_000:
+        raise InvalidNotification("not_before", "is over ten years away")
+    return max(0, instant_us)

@@ -1,0 +1,193 @@
+"""Settings: from the environment, then `.env`, then what a running `notifier up` wrote.
+
+Every name is `NOTIFIER_` and the field in capitals. Limits may be set for one channel: `NOTIFIER_USER_LIMIT__WEBHOOK`.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from dotenv import dotenv_values
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from notifier.errors import SettingsError
+from notifier.limit import Limit
+
+PREFIX = "NOTIFIER_"
+RUN_ENV = Path(".notifier") / "run.env"
+PER_CHANNEL = ("user_limit", "channel_limit", "user_quota")
+
+
+def _limit(value: Any) -> Any:
+    return Limit.parse(value) if isinstance(value, str) else value
+
+
+def _local_bucket(limit: Limit) -> Limit:
+    if limit.blocks:
+        raise ValueError("write 'off' to go without local buckets")
+    return limit
+
+
+def _redis_url(value: str) -> str:
+    if not value.startswith(("redis://", "rediss://", "unix://")):
+        raise ValueError("must begin with redis://, rediss:// or unix://")
+    return _parsed(value)
+
+
+def _broker_url(value: str) -> str:
+    if not value.startswith(("redis://", "rediss://", "amqp://", "amqps://", "pyamqp://", "memory://")):
+        raise ValueError("must begin with redis://, rediss://, amqp:// or amqps://")
+    return _parsed(value)
+
+
+def _parsed(value: str) -> str:
+    try:
+        make_url(value)
+    except (ArgumentError, ValueError):
+        raise ValueError(
+            "is not a URL; percent-encode special characters in the password (urllib.parse.quote)"
+        ) from None
+    return value
+
+
+def _database_url(value: str) -> str:
+    """`postgres://` and `postgresql://` end at psycopg2, whatever SQLAlchemy's default driver is."""
+    for scheme in ("postgres://", "postgresql://", "postgresql+psycopg2://"):
+        if value.startswith(scheme):
+            return _parsed("postgresql+psycopg2://" + value.removeprefix(scheme))
+    raise ValueError("must begin with postgresql:// (driver: psycopg2)")
+
+
+LimitText = Annotated[Limit, BeforeValidator(_limit)]
+RedisUrl = Annotated[str, AfterValidator(_redis_url)]
+Seconds = Annotated[float, Field(gt=0, le=315_532_800, allow_inf_nan=False)]
+
+
+class _Source(PydanticBaseSettingsSource):
+    """The environment over `.env` over `.notifier/run.env`, one flat namespace."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        raise NotImplementedError  # __call__ gives all at once
+
+    def __call__(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        per_channel: dict[str, dict[str, Any]] = {}
+        for name, value in raw_values().items():
+            field, _, channel = name.removeprefix(PREFIX).lower().partition("__")
+            if channel and field in PER_CHANNEL:
+                per_channel.setdefault(channel, {})[field] = value
+            elif field in self.settings_cls.model_fields and field != "per_channel":
+                found[field] = value
+        return found | {"per_channel": per_channel}
+
+
+def raw_values() -> dict[str, str]:
+    """All NOTIFIER_ variables as text, from the three places; the first place that names one wins."""
+    merged = {**dotenv_values(RUN_ENV), **dotenv_values(".env"), **os.environ}
+    return {name.upper(): value for name, value in merged.items() if name.upper().startswith(PREFIX) and value is not None}
+
+
+class Settings(BaseSettings):
+    """All settings. Raises SettingsError, by name and without showing a secret, when one is bad."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    broker_url: Annotated[str, AfterValidator(_broker_url)] = Field(
+        "redis://localhost:6379/0", description="Celery's broker: Redis/Valkey or RabbitMQ."
+    )
+    redis_url: RedisUrl = Field("redis://localhost:6379/1", description="State: ledger, feeds. AOF on, noeviction.")
+    limiter_redis_url: RedisUrl | None = Field(None, description="The limiter's own Redis; redis_url if not set.")
+    database_url: Annotated[str, AfterValidator(_database_url)] = Field(
+        "postgresql://localhost/notifier", validate_default=True, description="PostgreSQL: dead letters."
+    )
+    user_limit: LimitText = Field(Limit.parse("2/s burst 10"), description="What one user gets on one channel.")
+    channel_limit: LimitText = Field(Limit.parse("off"), description="What a channel carries, over all users.")
+    user_quota: LimitText = Field(Limit.parse("off"), description="A user's quota in a sliding window, e.g. 50/day.")
+    local_bucket: Annotated[LimitText, AfterValidator(_local_bucket)] = Field(
+        Limit.parse("2/s burst 10"), description="The local bucket of each process: its micro-bursts; 'off' for none."
+    )
+    per_channel: dict[str, dict[str, LimitText]] = Field(
+        default_factory=dict, description="From NOTIFIER_USER_LIMIT__WEBHOOK and the like."
+    )
+    overflow: Literal["defer", "drop"] = Field("defer", description="What becomes of a denied notification.")
+    grace_seconds: Annotated[float, Field(ge=0, le=3_600)] = Field(
+        30.0, description="How long local buckets go on while the limiter's Redis is down."
+    )
+    max_processes: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        256, description="Processes that may lend; bounds the debt one user's bucket remembers."
+    )
+    local_users: Annotated[int, Field(ge=16, le=10_000_000)] = Field(
+        10_000, description="Users one process remembers (loans, denials)."
+    )
+    dedupe_window: Seconds = Field(3_600.0, description="How long an id chosen by the caller is remembered, seconds.")
+    default_ttl: Seconds = Field(604_800.0, description="ttl of a notification that names none, seconds.")
+    max_waiting: Annotated[int, Field(ge=1, le=10_000_000)] = Field(
+        10_000, description="Denied notifications that may wait for one user and channel."
+    )
+    max_deferred: Annotated[int, Field(ge=1)] = Field(
+        1_000_000, description="Deferred notifications that may wait in Redis while PostgreSQL is down."
+    )
+    feed_length: Annotated[int, Field(ge=1, le=10_000)] = Field(50, description="Entries a feed keeps.")
+    feed_seconds: Seconds = Field(604_800.0, description="How long a feed lives after its last entry.")
+    state_timeout: Seconds = Field(0.4, description="State Redis: seconds a producer waits for one call.")
+    limiter_timeout: Seconds = Field(0.05, description="Limiter Redis: seconds one call may take.")
+    secret: SecretStr | None = Field(None, description="Signs the gateway's tokens (HS256), at least 32 characters.")
+    gateway_host: str = Field("127.0.0.1", description="Address the gateway listens on.")
+    gateway_port: Annotated[int, Field(ge=0, le=65_535)] = Field(8_000, description="Port the gateway listens on.")
+    allowed_origins: str = Field("", description="Origins whose pages may connect, comma-separated; empty: same host.")
+    live_page: bool = Field(False, description="Serve the live page at / (always on in `up` and `demo`).")
+    data_dir: Path = Field(Path(".notifier"), description="Where `notifier up` keeps its servers' data.")
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise SettingsError("\n".join(_problems(error))) from None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, _Source(settings_cls)
+
+    @cached_property
+    def limiter_url(self) -> str:
+        """Where the limiter's keys are."""
+        return self.limiter_redis_url or self.redis_url
+
+    def user_limit_of(self, channel: str) -> Limit:
+        """The user limit of a channel."""
+        return self._of(channel, "user_limit", self.user_limit)
+
+    def channel_limit_of(self, channel: str) -> Limit:
+        """The limit of a whole channel."""
+        return self._of(channel, "channel_limit", self.channel_limit)
+
+    def user_quota_of(self, channel: str) -> Limit:
+        """The quota of a user on a channel."""
+        return self._of(channel, "user_quota", self.user_quota)
+
+    def _of(self, channel: str, name: str, default: Limit) -> Limit:
+        return self.per_channel.get(channel.lower(), {}).get(name, default)
+
+
+def _problems(error: ValidationError) -> list[str]:
+    """One line a bad variable: its name, and what would do. Never the value: it may hold a password."""
+    lines = []
+    for problem in error.errors(include_input=False, include_url=False, include_context=False):
+        field, *rest = (str(part) for part in problem["loc"])
+        name = f"{PREFIX}{rest[1]}__{rest[0]}" if field == "per_channel" and len(rest) > 1 else f"{PREFIX}{field}"
+        lines.append(f"{name.upper()}: {problem['msg'].removeprefix('Value error, ')}")
+    return lines

@@ -1,0 +1,128 @@
+"""The wire format: task names, queues and the keyword arguments of a message. Names and arguments only grow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from notifier.notification import Identity, Notification, Priority
+
+SEND_NOTIFICATION = "notifier.send_notification"
+SEND_NOTIFICATIONS = "notifier.send_notifications"
+REPLAY_DEAD_LETTERS = "notifier.replay_dead_letters"
+SWEEP_UNSETTLED = "notifier.sweep_unsettled"
+PROBE = "notifier.probe"
+
+QUEUE_OF = {priority: f"notifier.{priority}" for priority in Priority}
+CONTROL = "notifier.control"
+QUEUES = (*QUEUE_OF.values(), CONTROL)
+PRIORITY_OF = {queue: priority for priority, queue in QUEUE_OF.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A notification as a worker holds it. Times are microseconds of state Redis (of the sender where unledgered)."""
+
+    notification: Notification
+    accepted_us: int = 0  # 0: sent by name, never accepted by a producer of ours
+    unledgered: bool = False  # the ledger was down at accept
+    again: bool = False  # redelivered or republished: its starts are counted
+
+    @property
+    def identity(self) -> Identity:
+        """Of the notification."""
+        return self.notification.identity
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """The task's keyword arguments. What has its default is left out."""
+        n = self.notification
+        full: dict[str, Any] = {
+            "user_id": n.user_id,
+            "body": n.body,
+            "notification_id": n.notification_id,
+            **fields_of(n),
+            "accepted_us": self.accepted_us,
+            "unledgered": self.unledgered,
+            "again": self.again,
+        }
+        return {name: value for name, value in full.items() if value != _DEFAULTS.get(name)}
+
+    @classmethod
+    def from_kwargs(cls, kwargs: Mapping[str, Any], *, redelivered: bool = False) -> Self:
+        """Read a message, ours or one sent by task name with a bare `payload`.
+
+        Unknown arguments, of a newer version, are passed over. Raises InvalidNotification.
+        """
+        values = {**_DEFAULTS, **kwargs}
+        if "body" not in kwargs:
+            return cls(
+                Notification.create(
+                    kwargs.get("user_id"), kwargs.get("payload"), **{k: kwargs[k] for k in _CALL if k in kwargs}
+                ),
+                again=redelivered,
+            )
+        return cls(
+            Notification(
+                user_id=values["user_id"],
+                body=values["body"],
+                notification_id=values["notification_id"],
+                channel=values["channel"],
+                category=values["category"],
+                priority=Priority(values["priority"]),
+                ttl_us=values["ttl_us"],
+                collapse_key=values["collapse_key"],
+                not_before_us=values["not_before_us"],
+                chosen=values["chosen"],
+            ),
+            accepted_us=values["accepted_us"],
+            unledgered=values["unledgered"],
+            again=redelivered or values["again"],
+        )
+
+
+def fields_of(n: Notification) -> dict[str, Any]:
+    """All of a notification but identity's user and id, and body."""
+    return {
+        "channel": n.channel,
+        "category": n.category,
+        "priority": str(n.priority),
+        "ttl_us": n.ttl_us,
+        "collapse_key": n.collapse_key,
+        "not_before_us": n.not_before_us,
+        "chosen": n.chosen,
+    }
+
+
+_CALL = ("channel", "category", "notification_id", "priority", "ttl", "collapse_key")
+_DEFAULTS: dict[str, Any] = {
+    **fields_of(Notification("", "", "")),
+    "accepted_us": 0,
+    "unledgered": False,
+    "again": False,
+}
+
+
+def pack(n: Notification) -> str:
+    """What `bodies` keeps until a row or an end has it: enough to make the message, or the row, again."""
+    return json.dumps([n.category, str(n.priority), n.ttl_us, n.collapse_key, n.not_before_us, n.chosen, n.body])
+
+
+def unpack(identity: Identity, packed: str | bytes) -> Notification:
+    """The inverse of pack."""
+    category, priority, ttl_us, collapse_key, not_before_us, chosen, body = json.loads(packed)
+    return Notification(
+        user_id=identity.user_id,
+        body=body,
+        notification_id=identity.notification_id,
+        channel=identity.channel,
+        category=category,
+        priority=Priority(priority),
+        ttl_us=ttl_us,
+        collapse_key=collapse_key,
+        not_before_us=not_before_us,
+        chosen=chosen,
+    )
+
+
