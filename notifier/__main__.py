@@ -1,0 +1,5 @@
+"""`python -m notifier` is `notifier`."""
+
+from notifier.cli import main
+
+main()

@@ -1,0 +1,33 @@
+"""What commands share: examples in their help, JSON for scripts, a calm console for people."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+
+def example(*lines: str) -> str:
+    """The epilog that ends a command's help: lines one can copy into a shell."""
+    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def emit_json(value: Any) -> None:
+    """One JSON value on one line of stdout, for scripts."""
+    click.echo(json.dumps(value, allow_nan=False, default=str))
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that neither invents colours nor guesses at numbers. Made when used: tests replace stdout."""
+    return Console(highlight=False, markup=False, stderr=stderr, soft_wrap=False)
+
+
+def plain_table(*headers: str) -> Table:
+    """A borderless table; columns wrap rather than lose text."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    return table

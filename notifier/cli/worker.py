@@ -1,0 +1,25 @@
+"""`notifier worker`: a Celery worker with our app."""
+
+from __future__ import annotations
+
+import click
+
+from notifier.cli.output import example
+
+PASS_THROUGH = {"ignore_unknown_options": True, "help_option_names": ["--help"]}
+
+
+@click.command(
+    context_settings=PASS_THROUGH,
+    epilog=example("notifier worker", "notifier worker --concurrency 4", "notifier worker -- --help"),
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[CELERY OPTIONS]...")
+def command(arguments: tuple[str, ...]) -> None:
+    """Run a Celery worker for Notifier's queues.
+
+    Takes all options of `celery worker`. The same as `celery -A tasks worker`, but a tasks.py of your own in the
+    working directory does not get in its way.
+    """
+    from notifier.cli import celery_app  # celery is slow to import
+
+    celery_app.run("worker", ("--loglevel", "INFO", *arguments))
