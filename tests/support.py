@@ -1,0 +1,58 @@
+"""What tests of every kind use: waiting for a condition, free ports, what is left running."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import psutil
+
+from notifier.embedded.process import free_port
+
+__all__ = ["adopt_orphans", "descendants", "eventually", "free_port"]
+
+T = TypeVar("T")
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def eventually(predicate: Callable[[], T], *, timeout_s: float = 10.0, interval_s: float = 0.02) -> T:
+    """Poll until `predicate()` is true, and return what it returned. An AssertionError in it counts as false.
+
+    Fails after `timeout_s` with the last value, or with the last AssertionError.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        failure: AssertionError | None = None
+        value: T | None = None
+        try:
+            value = predicate()
+        except AssertionError as error:
+            failure = error
+        if value:
+            return value
+        if time.monotonic() > deadline_s:
+            raise failure or AssertionError(f"not true within {timeout_s} s; the last value was {value!r}")
+        time.sleep(interval_s)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent dies, so that `descendants` misses none (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants() -> list[psutil.Process]:
+    """Every process below this one that still runs, but multiprocessing's own helpers, which live until we end."""
+    return [child for child in psutil.Process().children(recursive=True) if _counts(child)]
+
+
+def _counts(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and not any(
+            "multiprocessing" in argument for argument in process.cmdline()
+        )
+    except psutil.NoSuchProcess:
+        return False
