@@ -128,7 +128,7 @@ def _truncate(database_url: str) -> None:
         cursor.execute("SET lock_timeout = '10s'")
         cursor.execute(
             "SELECT string_agg(format('%I', tablename), ', ') FROM pg_tables"
-            " WHERE schemaname = 'public' AND tablename <> 'alembic_version'"
+            " WHERE schemaname = 'public' AND tablename NOT LIKE '%alembic_version'"
         )
         (tables,) = cursor.fetchone() or (None,)
         if tables:

@@ -1,0 +1,274 @@
+"""The table as the rest of the project sees it: whole transactions, each safe to repeat, each a bounded wait.
+
+READ COMMITTED, timeouts set within each transaction (so pgbouncer in transaction mode is fine), no row locked while
+anything but PostgreSQL is waited for. A transaction that failed is repeated once: every one of them is written so that
+doing it twice is doing it once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, make_url
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from notifier.deadletters import queries
+from notifier.deadletters.problems import refuses_row, unavailable, worth_repeating
+from notifier.deadletters.schema import Kept, Row, State
+from notifier.notification import Identity
+
+if TYPE_CHECKING:
+    from notifier.licence import Deferred
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BATCH = 500
+CLAIM_S = 30
+_ERROR_LENGTH = 2_000
+_WALKS = 20
+
+
+class Pace(NamedTuple):
+    """The rows of one user and channel that were not claimed: from `base_us` on, one each `interval_us`."""
+
+    user_id: str
+    channel: str
+    base_us: int
+    interval_us: int
+
+
+class Counts(NamedTuple):
+    """Rows by state."""
+
+    waiting: int
+    parked: int
+
+
+class Store:
+    """All access to `dead_letters`. No connection before the first use; a forked child opens its own.
+
+    Every method raises DatabaseUnavailable, and only that, when PostgreSQL or its schema cannot be used.
+    """
+
+    def __init__(self, database_url: str) -> None:
+        self._url = make_url(database_url).set(drivername="postgresql+psycopg2")
+        self._lock = threading.Lock()
+        self._engine: Engine | None = None
+        self._pid = 0
+        self._cursor = ("", "")  # where the walk over users goes on, see queries.WALK
+
+    def insert(self, items: Sequence[Deferred]) -> list[Identity]:
+        """Write deferred notifications, one commit; those already there stay as they are.
+
+        Returns the identities that PostgreSQL refuses for what they are, which no repetition would change.
+        """
+        rows = [_values(item) for item in sorted(items, key=lambda item: item.notification.identity)]
+        if not rows:
+            return []
+        try:
+            self._run(lambda c: _insert(c, rows))
+        except DBAPIError:
+            return [_identity(row) for row in rows if self._refuses(row)]
+        return []
+
+    def claim(self, now_us: int, limit: int = BATCH) -> list[Row]:
+        """Claim up to `limit` free rows due at `now_us` (state Redis's time), round-robin over users.
+
+        Sorted by seq within each user. For CLAIM_S nobody else gets them.
+        """
+
+        def work(connection: Connection) -> list[Row]:
+            picked = connection.execute(queries.PICK, {"now": now_us, "limit": limit, "window": queries.WINDOW}).all()
+            if picked and picked[0].due >= queries.WINDOW:
+                picked = self._pick_by_user(connection, now_us, limit)
+            return _claim(connection, [Identity(*row[:3]) for row in picked], queries.CLAIM, now=now_us)
+
+        return self._run(work) if limit > 0 else []
+
+    def claim_these(self, identities: Sequence[Identity]) -> list[Row]:
+        """Claim exactly these, due or not, as far as they wait and nobody has them."""
+        return self._run(lambda c: _claim(c, identities, queries.CLAIM_THESE)) if identities else []
+
+    def claim_ran_out(self) -> list[Row]:
+        """Claim one row whose last claim ran out, and count a start: [] or [row]. It goes alone, for it may kill."""
+        return self._run(lambda c: _rows(c.execute(queries.CLAIM_RAN_OUT, {"seconds": CLAIM_S})))
+
+    def finish(self, ended: Sequence[Identity] = (), parked: Sequence[Kept] = (), kept: Sequence[Kept] = ()) -> None:
+        """Let go of claimed rows, one transaction: delete, park or release. Parked rows are never released."""
+
+        def work(connection: Connection) -> None:
+            if ended:
+                connection.execute(queries.DELETE, _keys(sorted(ended)))
+            for state, items in ((State.PARKED, parked), (State.WAITING, kept)):
+                if items:
+                    connection.execute(queries.UPDATE, _changes(state, items))
+
+        if ended or parked or kept:
+            self._run(work)
+
+    def pace(self, paces: Sequence[Pace], now_us: int) -> int:
+        """Spread what else is due of these users over the time it will take, unclaimed. Returns the rows moved."""
+        if not paces:
+            return 0
+        columns = {name: [getattr(pace, name) for pace in paces] for name in Pace._fields}
+        return self._run(lambda c: c.execute(queries.PACE, {**columns, "now": now_us}).rowcount)
+
+    def counts(self) -> Counts:
+        """Rows waiting and parked now."""
+        return self._run(lambda c: Counts(*c.execute(queries.COUNTS).one()))
+
+    def missing(self, identities: Sequence[Identity]) -> list[Identity]:
+        """Those of `identities` that have no row."""
+        if not identities:
+            return []
+        found = self._run(lambda c: {Identity(*row) for row in c.execute(queries.EXISTING, _keys(identities))})
+        return [identity for identity in identities if identity not in found]
+
+    def fingerprint(self) -> str:
+        """Which database and table this is; another one, or the same made anew, has another."""
+        return self._run(lambda c: str(c.execute(queries.FINGERPRINT).scalar_one()))
+
+    def close(self) -> None:
+        """Close the pool."""
+        with self._lock:
+            if self._engine is not None:
+                self._engine.dispose(close=self._pid == os.getpid())
+            self._engine = None
+
+    def _refuses(self, row: dict[str, Any]) -> bool:
+        try:
+            self._run(lambda c: _insert(c, [row]))
+        except DBAPIError:
+            return True
+        return False
+
+    def _pick_by_user(self, connection: Connection, now_us: int, limit: int) -> Sequence[Any]:
+        """Keys of due rows of the next users in the walk, which goes round and round."""
+        for _ in range(_WALKS):
+            users = self._walk(connection, limit)
+            values = {"users": [u for u, _ in users], "channels": [c for _, c in users], "now": now_us, "limit": limit}
+            picked = connection.execute(queries.PICK_OF_USERS, values).all()
+            if picked or len(users) < limit:
+                return picked
+        return []
+
+    def _walk(self, connection: Connection, limit: int) -> list[tuple[str, str]]:
+        """Up to `limit` users and channels with waiting rows, from where the last walk ended."""
+        users: dict[tuple[str, str], None] = {}
+        for user_id, channel in (self._cursor, ("", "")):
+            found = connection.execute(
+                queries.WALK, {"user": user_id, "channel": channel, "limit": limit - len(users)}
+            ).all()
+            users.update(dict.fromkeys((row.user_id, row.channel) for row in found))
+            if len(users) >= limit or not user_id:
+                break
+        self._cursor = next(reversed(users), ("", ""))
+        return list(users)
+
+    def _run(self, work: Callable[[Connection], T]) -> T:
+        """`work` in a transaction, twice if need be. Raises DBAPIError only where a row itself was refused."""
+        for last in (False, True):
+            try:
+                with self._get_engine().begin() as connection:
+                    connection.execute(queries.LIMITS)
+                    return work(connection)
+            except PoolTimeout as error:
+                raise unavailable(error) from None
+            except DBAPIError as error:
+                if refuses_row(error):
+                    raise
+                if last or not worth_repeating(error):
+                    raise unavailable(error) from None
+                log.info("a transaction on dead_letters failed and is repeated: %s", type(error.orig).__name__)
+        raise AssertionError("unreachable")
+
+    def _get_engine(self) -> Engine:
+        with self._lock:
+            if self._engine is None or self._pid != os.getpid():
+                if self._engine is not None:
+                    self._engine.dispose(close=False)  # the sockets are the parent's
+                self._engine, self._pid = _make_engine(self._url), os.getpid()
+            return self._engine
+
+
+def _make_engine(url: Any) -> Engine:
+    return create_engine(
+        url,
+        isolation_level="READ COMMITTED",  # SKIP LOCKED fails under REPEATABLE READ, which a server may have as default
+        pool_pre_ping=True,
+        pool_size=2,
+        max_overflow=6,
+        pool_timeout=3,
+        hide_parameters=True,
+        connect_args={"connect_timeout": 3, "application_name": "notifier"},
+    )
+
+
+def _values(item: Deferred) -> dict[str, Any]:
+    n = item.notification
+    return {
+        "user_id": n.user_id,
+        "channel": n.channel,
+        "notification_id": n.notification_id,
+        "seq": item.seq,
+        "epoch": item.epoch,
+        "starts": item.starts,
+        "category": n.category,
+        "body": n.body,
+        "priority": str(n.priority),
+        "collapse_key": n.collapse_key,
+        "reason": str(item.reason),
+        "state": str(State.PARKED if item.parked else State.WAITING),
+        "attempts": item.attempts,
+        "retry_at": min(item.retry_at_us or item.accepted_us, item.expires_us or item.retry_at_us or item.accepted_us),
+        "expires_at": item.expires_us,
+        "accepted_at": item.accepted_us,
+        "last_error": clean_error(item.error),
+    }
+
+
+def clean_error(error: str) -> str:
+    """An error's text as PostgreSQL can keep it: no NUL, no lone surrogate, not endless."""
+    return error[:_ERROR_LENGTH].replace("\0", "").encode(errors="replace").decode()
+
+
+def _identity(row: dict[str, Any]) -> Identity:
+    return Identity(row["user_id"], row["channel"], row["notification_id"])
+
+
+def _insert(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    connection.execute(queries.INSERT, {name: [row[name] for row in rows] for name in rows[0]})
+
+
+def _keys(identities: Iterable[Identity]) -> dict[str, list[str]]:
+    users, channels, ids = zip(*identities, strict=True)
+    return {"users": list(users), "channels": list(channels), "ids": list(ids)}
+
+
+def _changes(state: State, items: Iterable[Kept]) -> dict[str, Any]:
+    items = sorted(items)
+    return {
+        **_keys(item.identity for item in items),
+        "state": str(state),
+        "reasons": [str(item.reason) for item in items],
+        "retries": [item.retry_at_us for item in items],
+        "attempts": [item.attempts for item in items],
+        "errors": [clean_error(item.last_error) for item in items],
+    }
+
+
+def _claim(connection: Connection, identities: Sequence[Identity], query: Any, **values: int) -> list[Row]:
+    if not identities:
+        return []
+    return _rows(connection.execute(query, {**_keys(identities), **values, "seconds": CLAIM_S}))
+
+
+def _rows(result: Any) -> list[Row]:
+    return sorted((Row(*row) for row in result), key=lambda row: (row.user_id, row.channel, row.seq))
