@@ -36,7 +36,7 @@ def command(user: str, payload: str, not_before: str | None, as_json: bool, **op
     Prints the notification's id once it is accepted.
     """
     value, moment = _payload(payload), _moment(not_before)
-    from notifier import notify  # loads Celery
+    from notifier.producer import notify  # loads Celery
 
     notification_id = notify(user, value, not_before=moment, **options)
     if as_json:

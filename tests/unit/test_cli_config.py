@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -14,15 +13,6 @@ from notifier.cli.config import mask_url, origins
 from notifier.settings import RUN_ENV, Settings, raw_values
 
 SECRETS = ("hunter2", "p%40ss", "s3cret-that-signs-the-tokens-of-all")
-
-
-@pytest.fixture(autouse=True)
-def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An empty working directory and no NOTIFIER_ variables."""
-    monkeypatch.chdir(tmp_path)
-    for name in os.environ:
-        if name.upper().startswith("NOTIFIER_"):
-            monkeypatch.delenv(name)
 
 
 def run(*arguments: str) -> Result:
