@@ -66,7 +66,11 @@ class Unavailable(NotifierError):
 
 
 class StateUnavailable(Unavailable):
-    """State Redis (ledger, feeds) cannot be used now."""
+    """State Redis (ledger, feeds) cannot be used now. `ambiguous`: the call may have run, its reply was lost."""
+
+    def __init__(self, reason: str, *, ambiguous: bool = False) -> None:
+        super().__init__(reason)
+        self.ambiguous = ambiguous
 
 
 class LimiterUnavailable(Unavailable):

@@ -35,7 +35,9 @@ class Limit:
             return cls(0, 1)
         match = _FORM.fullmatch(words)
         if match is None:
-            raise ValueError(f"{text!r} is not a limit; write e.g. '2/s burst 10', '30/min', '50/day burst 10' or 'off'")
+            raise ValueError(
+                f"{text!r} is not a limit; write e.g. '2/s burst 10', '30/min', '50/day burst 10' or 'off'"
+            )
         period = _ALIASES.get(match["period"], match["period"])
         if period not in _PERIOD_US:
             raise ValueError(f"{text!r}: unknown period {match['period']!r}; use s, min, hour or day")

@@ -70,7 +70,7 @@ class Notification:
         collapse_key: str | None = None,
         not_before: datetime | None = None,
     ) -> Self:
-        """Validate a call's arguments. Raises InvalidNotification, which names the argument and never shows the payload."""
+        """Validate a call's arguments. Raises InvalidNotification, which names the argument, never shows the payload."""
         return cls(
             user_id=clean_user_id(user_id),
             body=canonical_body(payload),
@@ -194,7 +194,9 @@ def _instant_us(moment: Any) -> int:
     if not isinstance(moment, datetime):
         raise InvalidNotification("not_before", f"must be an aware datetime, not {type(moment).__name__}")
     if moment.utcoffset() is None:
-        raise InvalidNotification("not_before", "is naive; add a time zone, e.g. datetime.now(UTC) + timedelta(hours=1)")
+        raise InvalidNotification(
+            "not_before", "is naive; add a time zone, e.g. datetime.now(UTC) + timedelta(hours=1)"
+        )
     instant_us = int(moment.timestamp() * 1_000_000)
     if instant_us > (datetime.now(moment.tzinfo).timestamp() + MAX_SPAN_S) * 1_000_000:
         raise InvalidNotification("not_before", "is over ten years away")

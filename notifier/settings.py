@@ -91,7 +91,9 @@ class _Source(PydanticBaseSettingsSource):
 def raw_values() -> dict[str, str]:
     """All NOTIFIER_ variables as text, from the three places; the first place that names one wins."""
     merged = {**dotenv_values(RUN_ENV), **dotenv_values(".env"), **os.environ}
-    return {name.upper(): value for name, value in merged.items() if name.upper().startswith(PREFIX) and value is not None}
+    return {
+        name.upper(): value for name, value in merged.items() if name.upper().startswith(PREFIX) and value is not None
+    }
 
 
 class Settings(BaseSettings):
@@ -100,12 +102,16 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
     broker_url: Annotated[str, AfterValidator(_broker_url)] = Field(
-        "redis://localhost:6379/0", description="Celery's broker: Redis/Valkey or RabbitMQ."
+        "redis://localhost:6379/0", repr=False, description="Celery's broker: Redis/Valkey or RabbitMQ."
     )
-    redis_url: RedisUrl = Field("redis://localhost:6379/1", description="State: ledger, feeds. AOF on, noeviction.")
-    limiter_redis_url: RedisUrl | None = Field(None, description="The limiter's own Redis; redis_url if not set.")
+    redis_url: RedisUrl = Field(
+        "redis://localhost:6379/1", repr=False, description="State: ledger, feeds. AOF on, noeviction."
+    )
+    limiter_redis_url: RedisUrl | None = Field(
+        None, repr=False, description="The limiter's own Redis; redis_url if not set."
+    )
     database_url: Annotated[str, AfterValidator(_database_url)] = Field(
-        "postgresql://localhost/notifier", validate_default=True, description="PostgreSQL: dead letters."
+        "postgresql://localhost/notifier", validate_default=True, repr=False, description="PostgreSQL: dead letters."
     )
     user_limit: LimitText = Field(Limit.parse("2/s burst 10"), description="What one user gets on one channel.")
     channel_limit: LimitText = Field(Limit.parse("off"), description="What a channel carries, over all users.")

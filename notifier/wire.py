@@ -27,6 +27,7 @@ class Message:
 
     notification: Notification
     accepted_us: int = 0  # 0: sent by name, never accepted by a producer of ours
+    epoch: str = ""  # of the ledger that accepted it
     unledgered: bool = False  # the ledger was down at accept
     again: bool = False  # redelivered or republished: its starts are counted
 
@@ -44,6 +45,7 @@ class Message:
             "notification_id": n.notification_id,
             **fields_of(n),
             "accepted_us": self.accepted_us,
+            "epoch": self.epoch,
             "unledgered": self.unledgered,
             "again": self.again,
         }
@@ -77,6 +79,7 @@ class Message:
                 chosen=values["chosen"],
             ),
             accepted_us=values["accepted_us"],
+            epoch=values["epoch"],
             unledgered=values["unledgered"],
             again=redelivered or values["again"],
         )
@@ -99,20 +102,22 @@ _CALL = ("channel", "category", "notification_id", "priority", "ttl", "collapse_
 _DEFAULTS: dict[str, Any] = {
     **fields_of(Notification("", "", "")),
     "accepted_us": 0,
+    "epoch": "",
     "unledgered": False,
     "again": False,
 }
 
 
-def pack(n: Notification) -> str:
-    """What `bodies` keeps until a row or an end has it: enough to make the message, or the row, again."""
-    return json.dumps([n.category, str(n.priority), n.ttl_us, n.collapse_key, n.not_before_us, n.chosen, n.body])
+def pack_meta(n: Notification, error: str = "") -> str:
+    """What `bodies` keeps before the body until a row or an end has it: enough to make message or row again."""
+    return json.dumps([n.category, str(n.priority), n.ttl_us, n.collapse_key, n.not_before_us, n.chosen, error])
 
 
-def unpack(identity: Identity, packed: str | bytes) -> Notification:
-    """The inverse of pack."""
-    category, priority, ttl_us, collapse_key, not_before_us, chosen, body = json.loads(packed)
-    return Notification(
+def unpack(identity: Identity, packed: str) -> tuple[Notification, str]:
+    """The notification, and the error of its last try, from `meta newline body`."""
+    meta, _, body = packed.partition("\n")
+    category, priority, ttl_us, collapse_key, not_before_us, chosen, error = json.loads(meta)
+    notification = Notification(
         user_id=identity.user_id,
         body=body,
         notification_id=identity.notification_id,
@@ -124,5 +129,4 @@ def unpack(identity: Identity, packed: str | bytes) -> Notification:
         not_before_us=not_before_us,
         chosen=chosen,
     )
-
-
+    return notification, error

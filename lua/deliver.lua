@@ -1,0 +1,133 @@
+#!lua flags=allow-oom
+-- with: ledger
+-- Delivers to feeds: licence, deadline, order, then feed entry, push and booked end, all in one step.
+--
+-- KEYS[i]  shard prefix of item i
+-- ARGV     feed length (entries), feed life (s); then per item ITEM arguments, and
+--          granted (us, limiter's clock), deadline (us, this server's clock; 0 none), interval (us between two
+--          grants of this user), notification_id as JSON, category as JSON,
+--          members (1; k > 1: this item and the next k - 1, rows in seq order, are one digest for one grant)
+-- Reply    {now (us), then per item: code, number (us or seq)}
+--          messages: "delivered" seq | "gone" | "expired" | "late" | "deferred" retry (an earlier one waits)
+--          rows: "ended" seq (delivered, expired, or ended before) | "digested" seq | "parked" | "late" | "keep" retry
+
+local EXTRA = 6
+local feed_length, feed_ttl_s = ARGV[1], ARGV[2]
+local reply = { int(now) }
+
+local function seconds(us)
+  return string.format('%.0f.%06.0f', math.floor(us / 1000000), us % 1000000)
+end
+
+local function push(item, e, granted, id_json, category_json, digest)
+  local feed = item.P .. 'feed:' .. item.user
+  local last = redis.call('XREVRANGE', feed, '+', '-', 'COUNT', 1)[1]
+  local frame = '"notification_id":' .. id_json .. ',"seq":' .. int(e.seq) .. ',"category":' .. category_json ..
+    ',"accepted_at":' .. seconds(e.accepted) .. ',"granted_at":' .. seconds(granted) .. ',"payload":' .. item.body ..
+    (digest and ',"digest":' .. digest or '') .. '}'
+  local entry = redis.call('XADD', feed, 'MAXLEN', feed_length, '*', 'f', frame)
+  redis.call('EXPIRE', feed, feed_ttl_s)
+  redis.call('PUBLISH', feed, entry .. ' ' .. (last and last[1] or '0-0') .. ' {"id":"' .. entry .. '",' .. frame)
+  return entry
+end
+
+local function answer(code, number)
+  reply[#reply + 1] = code
+  reply[#reply + 1] = int(number or 0)
+end
+
+-- May it be delivered now? Answers itself, and returns false, if not.
+local function ready(item, e, at)
+  local deadline, interval = tonumber(ARGV[at + ITEM + 1]), tonumber(ARGV[at + ITEM + 2])
+  if e.expires > 0 and e.expires <= now then
+    book(item, e, 'expired')
+    answer(item.row and 'ended' or 'expired')
+  elseif deadline > 0 and now > deadline then
+    answer('late')
+  elseif blocked(item, e) then
+    answer(item.row and 'keep' or 'deferred', defer(item, e, 'order', interval, interval, #reply))
+  else
+    return true
+  end
+  return false
+end
+
+local function single(P, at)
+  local item = item_at(P, at)
+  local e, gone
+  if item.row then
+    e, gone = row_head(item)
+  else
+    e = message_head(item, tonumber(ARGV[at + ITEM + 2]))
+  end
+  if not e then
+    answer(gone or 'gone')
+  elseif ready(item, e, at) then
+    local entry = push(item, e, tonumber(ARGV[at + ITEM]), ARGV[at + ITEM + 3], ARGV[at + ITEM + 4])
+    book(item, e, 'delivered', entry)
+    answer(item.row and 'ended' or 'delivered', e.seq)
+  end
+end
+
+-- Rows of one digest: the newest that has not ended carries; members that ended before are skipped.
+local function digest(first, members, stride)
+  local live, codes = {}, {}
+  for k = 0, members - 1 do
+    local at = 3 + (first - 1 + k) * stride
+    local item = item_at(KEYS[first + k], at)
+    local e, gone = row_head(item)
+    if e and e.expires > 0 and e.expires <= now then
+      book(item, e, 'expired')
+      e, gone = nil, 'ended'
+    end
+    codes[k + 1] = { gone, 0 }
+    if e then
+      live[#live + 1] = { item = item, e = e, at = at, k = k + 1 }
+    end
+  end
+  local carrier = live[#live]
+  if carrier then
+    local deadline, interval = tonumber(ARGV[carrier.at + ITEM + 1]), tonumber(ARGV[carrier.at + ITEM + 2])
+    local late = deadline > 0 and now > deadline
+    local waits = blocked(live[1].item, live[1].e)
+    local ids = {}
+    for n, member in ipairs(live) do
+      ids[n] = ARGV[member.at + ITEM + 3]
+      if late then
+        codes[member.k] = { 'late', 0 }
+      elseif waits then
+        codes[member.k] = { 'keep', defer(member.item, member.e, 'order', interval, interval, 0) }
+      end
+    end
+    if not late and not waits then
+      local object
+      if #live > 1 then
+        object = '{"count":' .. #live .. ',"first_at":' .. seconds(live[1].e.accepted) .. ',"last_at":' ..
+          seconds(carrier.e.accepted) .. ',"ids":[' .. table.concat(ids, ',') .. ']}'
+      end
+      local at = carrier.at
+      local entry = push(carrier.item, carrier.e, tonumber(ARGV[at + ITEM]), ARGV[at + ITEM + 3], ARGV[at + ITEM + 4], object)
+      for _, member in ipairs(live) do
+        local is_carrier = member == carrier
+        book(member.item, member.e, is_carrier and 'delivered' or 'digested', entry)
+        codes[member.k] = { is_carrier and 'ended' or 'digested', member.e.seq }
+      end
+    end
+  end
+  for _, code in ipairs(codes) do
+    answer(code[1], code[2])
+  end
+end
+
+local i, stride = 1, ITEM + EXTRA
+while i <= #KEYS do
+  local at = 3 + (i - 1) * stride
+  local members = tonumber(ARGV[at + ITEM + 5])
+  if members > 1 then
+    digest(i, members, stride)
+  else
+    single(KEYS[i], at)
+  end
+  i = i + members
+end
+return reply

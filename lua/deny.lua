@@ -1,0 +1,44 @@
+#!lua flags=allow-oom
+-- with: ledger
+-- Denies: moves the licence to :deferred, or back to its row, and says when it may be tried again.
+--
+-- KEYS[i]  shard prefix of item i
+-- ARGV     max waiting (per user and channel), max deferred (per shard); then per item ITEM arguments, and
+--          reason, wait (us), interval (us between two grants), attempts (at the channel so far)
+-- Reply    {now (us), then per item: code, retry (us)}
+--          messages: "deferred" retry | "gone" | "expired" | "dropped" (too many wait already)
+--          rows: "keep" retry | "ended" | "parked"
+
+local EXTRA = 4
+local max_waiting, max_deferred = tonumber(ARGV[1]), tonumber(ARGV[2])
+local reply = { int(now) }
+
+for i, P in ipairs(KEYS) do
+  local at = 3 + (i - 1) * (ITEM + EXTRA)
+  local item = item_at(P, at)
+  local reason, wait, interval = ARGV[at + ITEM], tonumber(ARGV[at + ITEM + 1]), tonumber(ARGV[at + ITEM + 2])
+  local e, code, retry
+  if item.row then
+    e, code = row_head(item)
+  else
+    e, code = message_head(item, interval), 'gone'
+  end
+  if e and e.expires > 0 and e.expires <= now then
+    book(item, e, 'expired')
+    code = item.row and 'ended' or 'expired'
+  elseif e and not item.row and (redis.call('ZCARD', P .. 'waiting:' .. item.user) >= max_waiting or
+      redis.call('ZCARD', P .. 'deferred') >= max_deferred) then
+    book(item, e, 'dropped', 'max_waiting')
+    code = 'dropped'
+  elseif e then
+    e.attempts, e.claimed = tonumber(ARGV[at + ITEM + 3]), 0
+    retry = defer(item, e, reason, wait, interval, i)
+    if not item.row and e.attempts > 0 then  -- the meta now says why it failed
+      redis.call('HSET', P .. 'bodies', item.id, item.meta .. '\n' .. item.body)
+    end
+    code = item.row and 'keep' or 'deferred'
+  end
+  reply[#reply + 1] = code
+  reply[#reply + 1] = int(retry or 0)
+end
+return reply

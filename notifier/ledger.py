@@ -1,0 +1,346 @@
+"""The ledger: the record in state Redis of every accepted notification that has not ended. See lua/ledger.lua.
+
+An entry is the licence to act. Its place says who owns the notification: Q the broker, D `:deferred`, H a row.
+Every method takes a list and is one round trip for up to a hundred items.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from json.encoder import encode_basestring_ascii as json_string
+from typing import Any, TypeVar
+
+from redis import Redis
+
+from notifier.licence import Accepted, Counts, Deferred, Denial, End, Grant, HeldRow, Reply, RowReply
+from notifier.notification import Identity, Notification, Priority
+from notifier.redis.keys import ALL_PREFIXES, identity_part, parse_identity, prefix_of, user_part
+from notifier.redis.scripts import Argument, script
+from notifier.redis.state import call
+from notifier.settings import Settings
+from notifier.wire import Message, pack_meta, unpack
+
+CHUNK = 100  # items a script handles in one go, so that none blocks Redis for over 5 ms
+SHARDS_A_CALL = 256
+LIFE_S = 600  # a message or row older than this and without entry or mark has ended
+UNLEDGERED_LIFE_S = 86_400
+MARK_MARGIN_S = 60
+DEADLINE_US = 2_000_000  # a grant is good for this long
+T = TypeVar("T")
+_LETTER = {Priority.CRITICAL: "c", Priority.NORMAL: "n", Priority.BULK: "b"}
+_PRIORITY = {letter: priority for priority, letter in _LETTER.items()}
+
+
+class Ledger:
+    """The Redis side of the protocol. Raises StateUnavailable."""
+
+    def __init__(self, client: Redis, settings: Settings) -> None:
+        self.client = client
+        self._settings = settings
+        self._clock_offset_us: int | None = (
+            None  # state Redis time minus this process's monotonic time, never too large
+        )
+
+    # ---- time
+
+    def now_us(self) -> int:
+        """State Redis time."""
+        seconds, micros = call(self.client.time)
+        return self._heard(seconds * 1_000_000 + micros)
+
+    def deadline_us(self, asked_at_s: float) -> int:
+        """When a grant asked for at `asked_at_s` (time.monotonic) is stale, in state Redis time."""
+        if self._clock_offset_us is None:
+            self.now_us()
+        assert self._clock_offset_us is not None
+        return int(asked_at_s * 1_000_000) + self._clock_offset_us + DEADLINE_US
+
+    def estimated_us(self) -> int:
+        """State Redis time as far as this process can tell without asking."""
+        if self._clock_offset_us is None:
+            return int(time.time() * 1_000_000)
+        return int(time.monotonic() * 1_000_000) + self._clock_offset_us
+
+    def _heard(self, now_us: int) -> int:
+        self._clock_offset_us = now_us - int(time.monotonic() * 1_000_000)
+        return now_us
+
+    # ---- accept
+
+    def accept(self, notifications: Sequence[Notification]) -> list[Accepted]:
+        """Give each its licence and say where it goes."""
+        accepted: list[Accepted] = []
+        for chunk in _chunks(notifications):
+            arguments: list[Argument] = [secrets.token_hex(8)]
+            for n in chunk:
+                limit = self._settings.user_limit_of(n.channel)
+                metered = not (limit.off or limit.blocks)
+                arguments += self._item(n)
+                arguments += [int(n.chosen), limit.emission_us * metered, limit.tolerance_us * metered]
+            reply = self._run("accept", chunk, arguments)
+            accepted += [
+                Accepted(
+                    status.decode(), _PRIORITY.get(queue.decode(), Priority.NORMAL), seq, int(reply[0]), epoch.decode()
+                )
+                for status, queue, seq, epoch in zip(reply[1::4], reply[2::4], reply[3::4], reply[4::4], strict=True)
+            ]
+        return accepted
+
+    # ---- messages
+
+    def begin(self, messages: Sequence[Message], *, lease_us: int = 0) -> list[Reply]:
+        """Codes: go, gone, expired, parked, and blocked with a lease, which claims. Counts a start of what comes again."""
+        return self._messages("begin", messages, [[int(m.again), lease_us] for m in messages])
+
+    def deliver(self, messages: Sequence[Message], grants: Sequence[Grant]) -> list[Reply]:
+        """To feeds. Codes: delivered, gone, expired, late, deferred."""
+        extras: list[list[Argument]] = [[*g, *_frame(m.notification), 1] for m, g in zip(messages, grants, strict=True)]
+        return self._messages("deliver", messages, extras, self._feed())
+
+    def deny(self, messages: Sequence[Message], denials: Sequence[Denial]) -> list[Reply]:
+        """Codes: deferred, gone, expired, dropped."""
+        errors = [d.error for d in denials]
+        return self._messages("deny", messages, [_denial(d) for d in denials], self._most(), errors)
+
+    def book(self, messages: Sequence[Message], end: End, reason: str = "-", errors: Sequence[str] = ()) -> list[Reply]:
+        """Codes: booked, gone. `errors` go into the rows of those that park."""
+        return self._messages("book", messages, [[end, reason, "own"]] * len(messages), errors=errors)
+
+    # ---- rows
+
+    def deliver_rows(self, rows: Sequence[HeldRow], grants: Sequence[Grant]) -> list[RowReply]:
+        """Rows to feeds, each for its own grant."""
+        extras: list[list[Argument]] = [[*g, *_frame(r.notification), 1] for r, g in zip(rows, grants, strict=True)]
+        return self._rows("deliver", rows, extras, self._feed(), "order")
+
+    def deliver_digest(self, rows: Sequence[HeldRow], grant: Grant) -> list[RowReply]:
+        """Rows of one user and collapse key, in seq order, as one notification for one grant; at most a hundred.
+
+        The newest that has not ended carries a `digest` object; the others end as digested (action ended).
+        """
+        members = [len(rows)] + [1] * (len(rows) - 1)
+        extras: list[list[Argument]] = [
+            [*grant, *_frame(r.notification), m] for r, m in zip(rows, members, strict=True)
+        ]
+        return self._rows("deliver", rows, extras, self._feed(), "order", chunk=len(rows))
+
+    def deny_rows(self, rows: Sequence[HeldRow], denials: Sequence[Denial]) -> list[RowReply]:
+        """Back to their rows, to be tried again later."""
+        replies = self._rows("deny", rows, [_denial(d) for d in denials], self._most())
+        return [
+            reply._replace(reason=denial.reason) if reply.action == "keep" else reply
+            for reply, denial in zip(replies, denials, strict=True)
+        ]
+
+    def book_rows(self, rows: Sequence[HeldRow], end: End, reason: str = "-") -> list[RowReply]:
+        """Ended or parked."""
+        return self._rows("book", rows, [[end, reason, "own"]] * len(rows))
+
+    def check_rows(self, rows: Sequence[HeldRow]) -> list[RowReply]:
+        """Head only: ended, parked, or keep (it may be sent to a channel outside)."""
+        return self._rows("check_rows", rows, [[]] * len(rows))
+
+    # ---- whoever holds it
+
+    def drop(self, identities: Sequence[Identity], reason: str, *, parked: bool = False) -> list[bool]:
+        """Book as dropped whatever holds these; parked ones only if `parked`. True where one was dropped."""
+        messages = [Message(Notification(i.user_id, "", i.notification_id, i.channel)) for i in identities]
+        extras = [[End.DROPPED, reason, "any" if parked else "cancel"]] * len(identities)
+        return [reply.code == "booked" for reply in self._messages("book", messages, extras)]
+
+    def cancel(self, identity: Identity) -> bool:
+        """Drop one that waits, is scheduled or is still queued. False: it has ended, is parked or is unknown."""
+        return self.drop([identity], "cancelled")[0]
+
+    def unpark(self, identities: Sequence[Identity]) -> list[bool]:
+        """Let parked rows be tried again. False where it is not parked."""
+        return [bool(n) for n in self._on_identities("unpark", identities)]
+
+    # ---- :deferred, the sweep, the books
+
+    def peek_deferred(self, limit: int) -> list[Deferred]:
+        """The oldest of each shard, not taken out. No more than `limit`."""
+        reply = call(lambda: script("peek_deferred").run(self.client, ALL_PREFIXES, [limit]))
+        found = []
+        for epoch, part, entry, packed in zip(reply[0::4], reply[1::4], reply[2::4], reply[3::4], strict=True):
+            identity = parse_identity(part.decode())
+            if entry and packed:
+                found.append(_deferred(identity, epoch.decode(), entry.decode().split(), packed.decode()))
+            else:
+                self.settle_deferred([identity])
+        return found
+
+    def settle_deferred(self, identities: Sequence[Identity]) -> None:
+        """Their rows have been committed: D becomes H."""
+        self._on_identities("settle_deferred", identities)
+
+    def overdue(self, queue: Priority, before_us: int, limit: int = 500) -> list[Message]:
+        """What was last published to this queue before then, marked as published again now."""
+        found: list[Message] = []
+        for start in range(0, len(ALL_PREFIXES), SHARDS_A_CALL):
+            shards = ALL_PREFIXES[start : start + SHARDS_A_CALL]
+            arguments = [_LETTER[queue], before_us, max(0, min(CHUNK, limit - len(found)))]
+            reply = call(lambda s=shards, a=arguments: script("overdue").run(self.client, s, a))  # type: ignore[misc]
+            for epoch, part, entry, packed in zip(reply[0::4], reply[1::4], reply[2::4], reply[3::4], strict=True):
+                notification, _ = unpack(parse_identity(part.decode()), packed.decode())
+                found.append(Message(notification, accepted_us=int(entry.split()[5]), epoch=epoch.decode(), again=True))
+        return found
+
+    def counts(self) -> Counts:
+        """Sums over all shards, each consistent in itself."""
+        totals: dict[str, int] = {}
+        entries, deferred, oldest_us, now_us = 0, 0, 0, 0
+        queued = dict.fromkeys(_LETTER, 0)
+        for start in range(0, len(ALL_PREFIXES), SHARDS_A_CALL):
+            shards = ALL_PREFIXES[start : start + SHARDS_A_CALL]
+            reply = call(lambda s=shards: script("counts").run(self.client, s, []))  # type: ignore[misc]
+            now_us, first_us = int(reply[0]), int(reply[6])
+            entries += reply[1]
+            for priority, size in zip(_LETTER, reply[2:5], strict=True):
+                queued[priority] += size
+            deferred += reply[5]
+            oldest_us = min(oldest_us or first_us, first_us or oldest_us)
+            for name, value in zip(reply[7::2], reply[8::2], strict=True):
+                totals[name.decode()] = totals.get(name.decode(), 0) + value
+        ends = {end: totals.get(end, 0) for end in End}
+        in_flight = sum(queued.values())
+        return Counts(
+            accepted=totals.get("accepted", 0),
+            **ends,  # type: ignore[arg-type]
+            waiting=entries - in_flight - ends[End.PARKED],
+            in_flight=in_flight,
+            deferred=deferred,
+            republished=totals.get("republished", 0),
+            queued=queued,
+            oldest_queued_s=max(0.0, (now_us - oldest_us) / 1e6) if oldest_us else 0.0,
+        )
+
+    def held(self) -> Iterator[list[Identity]]:
+        """All identities that a row should hold, a batch at a time: for reconciling."""
+        for prefix in ALL_PREFIXES:
+            entries: dict[bytes, bytes] = dict(call(lambda p=prefix: list(self.client.hscan_iter(f"{p}ledger"))))  # type: ignore
+            held = [parse_identity(part.decode()) for part, entry in entries.items() if entry.startswith(b"H 0 ")]
+            if held:
+                yield held
+
+    # ---- plumbing
+
+    def _messages(
+        self,
+        name: str,
+        messages: Sequence[Message],
+        extras: Sequence[Sequence[Argument]],
+        head: Sequence[Argument] = (),
+        errors: Sequence[str] = (),
+    ) -> list[Reply]:
+        replies: list[Reply] = []
+        for start in range(0, len(messages), CHUNK):
+            chunk = messages[start : start + CHUNK]
+            arguments = list(head)
+            for k, message in enumerate(chunk, start):
+                arguments += self._item(message.notification, message, error=errors[k] if errors else "")
+                arguments += extras[k]
+            reply = self._run(name, [m.notification for m in chunk], arguments)
+            replies += [Reply(code.decode(), int(n)) for code, n in zip(reply[1::2], reply[2::2], strict=True)]
+        return replies
+
+    def _rows(
+        self,
+        name: str,
+        rows: Sequence[HeldRow],
+        extras: Sequence[Sequence[Argument]],
+        head: Sequence[Argument] = (),
+        reason: str = "",
+        chunk: int = CHUNK,
+    ) -> list[RowReply]:
+        replies: list[RowReply] = []
+        for start in range(0, len(rows), max(1, chunk)):
+            part = rows[start : start + chunk]
+            arguments = list(head)
+            for k, row in enumerate(part, start):
+                n = row.notification
+                ttl_us = max(1, row.expires_us - row.accepted_us) if row.expires_us else 0
+                arguments += [*_names(n), "r", row.accepted_us, LIFE_S * 1_000_000, _LETTER[n.priority], ttl_us, 0]
+                arguments += [self._mark_ms(n), "", n.body if name == "deliver" else "", row.epoch]
+                arguments += extras[k]
+            reply = self._run(name, [r.notification for r in part], arguments)
+            for code, number in zip(reply[1::2], reply[2::2], strict=True):
+                action = "ended" if code == b"digested" else code.decode()
+                kept = action == "keep"
+                replies.append(RowReply(action, int(number) if kept else 0, reason if kept else ""))
+        return replies
+
+    def _item(self, n: Notification, message: Message | None = None, error: str = "") -> list[Argument]:
+        unledgered = message is not None and message.unledgered
+        accepted_us = message.accepted_us if message else 0
+        life_s = UNLEDGERED_LIFE_S if unledgered else LIFE_S
+        mark_ms = (UNLEDGERED_LIFE_S + MARK_MARGIN_S) * 1000 if unledgered else self._mark_ms(n)
+        return [
+            *_names(n), "m", accepted_us, life_s * 1_000_000, _LETTER[n.priority], n.ttl_us or self._default_ttl_us,
+            n.not_before_us, mark_ms, pack_meta(n, error), n.body, message.epoch if message else "",
+        ]  # fmt: skip
+
+    @property
+    def _default_ttl_us(self) -> int:
+        return int(self._settings.default_ttl * 1_000_000)
+
+    def _mark_ms(self, n: Notification) -> int:
+        window_s = self._settings.dedupe_window if n.chosen else 0
+        return int(max(window_s, LIFE_S + MARK_MARGIN_S) * 1000)
+
+    def _feed(self) -> list[Argument]:
+        return [self._settings.feed_length, int(self._settings.feed_seconds)]
+
+    def _most(self) -> list[Argument]:
+        return [self._settings.max_waiting, self._settings.max_deferred]
+
+    def _run(self, name: str, notifications: Sequence[Notification], arguments: Sequence[Argument]) -> Any:
+        keys = [prefix_of(n.user_id) for n in notifications]
+        reply = call(lambda: script(name).run(self.client, keys, arguments))
+        self._heard(int(reply[0]))
+        return reply
+
+    def _on_identities(self, name: str, identities: Sequence[Identity]) -> list[int]:
+        replies: list[int] = []
+        for chunk in _chunks(identities):
+            keys = [prefix_of(i.user_id) for i in chunk]
+            parts = [identity_part(i) for i in chunk]
+            reply = call(lambda k=keys, p=parts: script(name).run(self.client, k, p))  # type: ignore[misc]
+            replies += reply if isinstance(reply, list) else [reply]
+        return replies
+
+
+def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), CHUNK):
+        yield items[start : start + CHUNK]
+
+
+def _names(n: Notification) -> tuple[str, str]:
+    return identity_part(n.identity), user_part(n.user_id, n.channel)
+
+
+def _frame(n: Notification) -> tuple[str, str]:
+    return json_string(n.notification_id), json_string(n.category)
+
+
+def _denial(d: Denial) -> list[Argument]:
+    return [d.reason, d.wait_us, d.interval_us, d.attempts]
+
+
+def _deferred(identity: Identity, epoch: str, entry: list[str], packed: str) -> Deferred:
+    notification, error = unpack(identity, packed)
+    return Deferred(
+        notification=notification,
+        epoch=epoch,
+        parked=entry[1] == "1",
+        seq=int(entry[4]),
+        accepted_us=int(entry[5]),
+        expires_us=int(entry[6]),
+        starts=int(entry[8]),
+        retry_at_us=int(entry[11]),
+        attempts=int(entry[12]),
+        reason=entry[13],
+        error=error,
+    )

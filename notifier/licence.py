@@ -1,0 +1,109 @@
+"""What the ledger is asked and what it answers: ends, grants, denials, replies, the books."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+from notifier.notification import Notification, Priority
+
+
+class End(StrEnum):
+    """How a notification ends; `parked` waits for a person."""
+
+    DELIVERED = "delivered"
+    DIGESTED = "digested"
+    EXPIRED = "expired"
+    DROPPED = "dropped"
+    DUPLICATE = "duplicate"
+    PARKED = "parked"
+
+
+class Accepted(NamedTuple):
+    """What accept says. `status`: queued (publish it to `queue`), deferred or duplicate (publish nothing)."""
+
+    status: str
+    queue: Priority
+    seq: int
+    accepted_us: int
+    epoch: str
+
+
+class Grant(NamedTuple):
+    """Leave to deliver. `deadline_us` in state Redis time, 0 for none; `interval_us`: between two grants of the user."""
+
+    granted_at_us: int
+    deadline_us: int
+    interval_us: int = 0
+
+
+class Denial(NamedTuple):
+    """Why not now, for how long, and the time between two grants at the level that denied."""
+
+    wait_us: int
+    interval_us: int
+    reason: str
+    attempts: int = 0
+    error: str = ""
+
+
+class Reply(NamedTuple):
+    """A script's answer about a message: its code, and a seq or the time of the next try (us)."""
+
+    code: str
+    number: int
+
+
+class RowReply(NamedTuple):
+    """What becomes of a row: ended (delete it), parked, keep (until retry_at_us), late (ask the limiter again)."""
+
+    action: str
+    retry_at_us: int = 0
+    reason: str = ""
+
+
+class Deferred(NamedTuple):
+    """An item of :deferred, on its way to a row."""
+
+    notification: Notification
+    seq: int
+    epoch: str
+    starts: int
+    accepted_us: int
+    expires_us: int
+    reason: str
+    retry_at_us: int
+    parked: bool
+    attempts: int
+    error: str
+
+
+class Counts(NamedTuple):
+    """The books. accepted = delivered + digested + expired + dropped + duplicate + parked + waiting + in_flight."""
+
+    accepted: int
+    delivered: int
+    digested: int
+    expired: int
+    dropped: int
+    duplicate: int
+    parked: int
+    waiting: int
+    in_flight: int
+    deferred: int
+    republished: int
+    queued: dict[Priority, int]
+    oldest_queued_s: float
+
+
+class HeldRow(Protocol):
+    """What the ledger reads of a row."""
+
+    @property
+    def notification(self) -> Notification: ...
+    @property
+    def accepted_us(self) -> int: ...
+    @property
+    def expires_us(self) -> int: ...
+    @property
+    def epoch(self) -> str: ...

@@ -1,0 +1,225 @@
+"""What a worker does with messages: admit, then deliver or defer. Lists everywhere; knows no Celery.
+
+Every exit leaves an owner. The ledger's scripts decide whether a message may still act; where state Redis is away the
+worker writes the row itself; where PostgreSQL is away too, `handle` raises and the message must go back to the broker.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Protocol
+
+from notifier import channels, metrics
+from notifier.channels import WEBSOCKET, Channel, Delivery, Duplicate, Failed, Outcome, RetryAt, Sent
+from notifier.errors import SettingsError, StateUnavailable
+from notifier.ledger import Ledger
+from notifier.licence import Deferred, Denial, End, Grant
+from notifier.limits.limiter import Limiter, Request, Verdict
+from notifier.settings import Settings
+from notifier.wire import Message
+
+TRIES = 3  # how often a grant that grew stale is asked for again
+NEAR_END_US = 5_000_000  # closer to its expiry than this, a message is looked up before it may take a token
+REASONS = {"user": "rate_limited", "channel": "rate_limited", "quota": "quota", "unavailable": "limiter_unavailable"}
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 2.0, 3_600.0
+
+
+class Rows(Protocol):
+    """Where rows are written when state Redis is away."""
+
+    def insert(self, items: Sequence[Deferred]) -> None: ...
+
+
+def backoff_s(
+    attempts: int, asked_s: float = 0.0, *, uniform: Callable[[float, float], float] = random.uniform
+) -> float:
+    """Exponential with full jitter, never earlier than asked.
+
+    Source: AWS Architecture Blog, "Exponential Backoff And Jitter".
+    """
+    ceiling_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(attempts - 1, 20))
+    return asked_s + uniform(ceiling_s / 10, ceiling_s)
+
+
+class Pipeline:
+    """Worker side of the protocol."""
+
+    def __init__(self, ledger: Ledger, limiter: Limiter, rows: Rows, settings: Settings) -> None:
+        self._ledger, self._limiter, self._rows, self._settings = ledger, limiter, rows, settings
+
+    def handle(self, messages: Sequence[Message]) -> None:
+        """Deliver or defer each. Raises Unavailable if neither Redis nor PostgreSQL would hold them."""
+        try:
+            ready = self._admit(messages)
+            for channel, group in groupby(sorted(ready, key=_channel), key=_channel):
+                if channel == WEBSOCKET:
+                    self._to_feeds(list(group))
+                else:
+                    self._to_channel(channel, list(group))
+        except StateUnavailable as error:
+            metrics.degraded("state_redis", error)
+            self._rows.insert([_row_by_worker(message) for message in messages])
+
+    # ---- admit
+
+    def _admit(self, messages: Sequence[Message]) -> list[Message]:
+        """Drop what has ended. Those that come again count a start first; those near their end may have expired."""
+        now_us = self._ledger.estimated_us()
+        asked = [m for m in messages if m.again or self._expires_us(m) - NEAR_END_US < now_us]
+        if not asked:
+            return list(messages)
+        replies = self._ledger.begin(asked)
+        gone = {m.identity for m, reply in zip(asked, replies, strict=True) if reply.code != "go"}
+        for message, reply in zip(asked, replies, strict=True):
+            if reply.code in (End.EXPIRED, End.PARKED):
+                metrics.ENDED.labels(message.notification.channel, reply.code).inc()
+        return [m for m in messages if m.identity not in gone]
+
+    def _expires_us(self, message: Message) -> int:
+        n = message.notification
+        ttl_us = n.ttl_us or int(self._settings.default_ttl * 1_000_000)
+        return max(message.accepted_us, n.not_before_us) + ttl_us if message.accepted_us else 2**62
+
+    def _ask(self, messages: Sequence[Message]) -> list[tuple[Message, Verdict]]:
+        verdicts = self._limiter.acquire_many(
+            [
+                Request(n.user_id, n.channel, n.category, str(n.priority))
+                for n in (message.notification for message in messages)
+            ]
+        )
+        return list(zip(messages, verdicts, strict=True))
+
+    # ---- feeds
+
+    def _to_feeds(self, messages: list[Message]) -> None:
+        for _ in range(TRIES):
+            asked_at_s = time.monotonic()
+            asked = self._ask(messages)
+            self._deny([(m, v) for m, v in asked if not v.granted])
+            granted = [(m, v) for m, v in asked if v.granted]
+            if not granted:
+                return
+            deadline_us = self._ledger.deadline_us(asked_at_s)
+            grants = [Grant(v.granted_at_us, deadline_us, self._interval_us(m)) for m, v in granted]
+            replies = self._ledger.deliver([m for m, _ in granted], grants)
+            now_us = self._ledger.estimated_us()
+            messages = []
+            for (message, _), reply in zip(granted, replies, strict=True):
+                if reply.code == "late":
+                    messages.append(message)
+                elif reply.code == "delivered":
+                    metrics.ENDED.labels(WEBSOCKET, End.DELIVERED).inc()
+                    if message.accepted_us:
+                        metrics.LATENCY.observe(max(0.0, (now_us - message.accepted_us) / 1e6))
+                elif reply.code == "deferred":
+                    metrics.DEFERRED.labels(WEBSOCKET, "order").inc()
+                elif reply.code == End.EXPIRED:
+                    metrics.ENDED.labels(WEBSOCKET, End.EXPIRED).inc()
+            if not messages:
+                return
+        self._ledger.deny(messages, [Denial(0, self._interval_us(m), "order") for m in messages])
+
+    def _interval_us(self, message: Message) -> int:
+        limit = self._settings.user_limit_of(message.notification.channel)
+        return 0 if limit.off else limit.emission_us
+
+    # ---- denials
+
+    def _deny(self, denied: Sequence[tuple[Message, Verdict]]) -> None:
+        """Park what can never pass, drop what the policy drops, defer the rest."""
+        never = [m for m, v in denied if math.isinf(v.interval_s)]
+        if never:
+            self._ledger.book(never, End.PARKED, "rate_limited", ["the limit is 0/s: none pass"] * len(never))
+        left = [(m, v) for m, v in denied if not math.isinf(v.interval_s)]
+        if self._settings.overflow == "drop":
+            self._ledger.book([m for m, _ in left], End.DROPPED, "rate_limited")
+            return
+        if not left:
+            return
+        denials = [
+            Denial(
+                wait_us=max(1, math.ceil(v.retry_after * 1e6)),
+                interval_us=int(v.interval_s * 1e6) or self._interval_us(m),
+                reason=REASONS.get(v.level or "user", "rate_limited"),
+            )
+            for m, v in left
+        ]
+        self._ledger.deny([m for m, _ in left], denials)
+        for (message, _), denial in zip(left, denials, strict=True):
+            metrics.DEFERRED.labels(message.notification.channel, denial.reason).inc()
+
+    # ---- channels outside
+
+    def _to_channel(self, name: str, messages: list[Message]) -> None:
+        try:
+            channel = channels.get(name)
+        except SettingsError as error:
+            self._ledger.book(messages, End.PARKED, "delivery_failed", [str(error)] * len(messages))
+            return
+        replies = self._ledger.begin(messages, lease_us=int(channel.lease_s * 1_000_000))
+        blocked = [m for m, r in zip(messages, replies, strict=True) if r.code == "blocked"]
+        if blocked:
+            self._ledger.deny(blocked, [Denial(self._interval_us(m), self._interval_us(m), "order") for m in blocked])
+        asked = self._ask([m for m, r in zip(messages, replies, strict=True) if r.code == "go"])
+        self._deny([(m, v) for m, v in asked if not v.granted])
+        granted = [(m, v) for m, v in asked if v.granted]
+        if granted:
+            deliveries = [Delivery(m.notification, m.accepted_us, v.granted_at_us, 1) for m, v in granted]
+            outcomes = attempt(channel, deliveries)
+            self._settle([m for m, _ in granted], outcomes)
+
+    def _settle(self, messages: Sequence[Message], outcomes: Sequence[Outcome]) -> None:
+        paired = list(zip(messages, outcomes, strict=True))
+        self._ledger.book([m for m, o in paired if isinstance(o, (Sent, Duplicate))], End.DELIVERED)
+        failed = [(m, o.error) for m, o in paired if isinstance(o, Failed)]
+        self._ledger.book([m for m, _ in failed], End.PARKED, "delivery_failed", [error for _, error in failed])
+        again = [(m, o) for m, o in paired if isinstance(o, RetryAt)]
+        self._ledger.deny(
+            [m for m, _ in again],
+            [Denial(int(backoff_s(1, o.wait_s) * 1e6), 0, "delivery_failed", 1, o.error) for _, o in again],
+        )
+        for message, outcome in paired:
+            if not isinstance(outcome, RetryAt):
+                end = End.PARKED if isinstance(outcome, Failed) else End.DELIVERED
+                metrics.ENDED.labels(message.notification.channel, end).inc()
+
+
+def attempt(channel: Channel, deliveries: Sequence[Delivery]) -> list[Outcome]:
+    """One try at a channel. Whatever it raises counts as a failed attempt of the whole batch."""
+    try:
+        outcomes = channel.deliver(deliveries)
+    except Exception as error:  # a plugin's; its text may hold what it was given, so only its type is kept
+        metrics.degraded(f"channel_{channel.name}", type(error).__name__)
+        return [RetryAt(type(error).__name__) for _ in deliveries]
+    if len(outcomes) != len(deliveries):
+        return [
+            RetryAt(f"channel {channel.name} gave {len(outcomes)} outcomes for {len(deliveries)}") for _ in deliveries
+        ]
+    return outcomes
+
+
+def _channel(message: Message) -> str:
+    return message.notification.channel
+
+
+def _row_by_worker(message: Message) -> Deferred:
+    """A row written without the ledger: the replay accepts it late, or finds that it has ended."""
+    n = message.notification
+    base_us = max(message.accepted_us or int(time.time() * 1e6), n.not_before_us)
+    return Deferred(
+        notification=n,
+        seq=0,
+        epoch=message.epoch,
+        starts=0,
+        accepted_us=message.accepted_us or int(time.time() * 1e6),
+        expires_us=base_us + n.ttl_us if n.ttl_us else 0,
+        reason="scheduled" if n.not_before_us else "limiter_unavailable",
+        retry_at_us=n.not_before_us,
+        parked=False,
+        attempts=0,
+        error="",
+    )

@@ -1,0 +1,205 @@
+"""Accepting and publishing: what happens inside `delay()` and `notify()`, in bounded time whatever is down."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from notifier import channels, metrics, runtime
+from notifier.errors import InvalidNotification, NotAccepted, StateUnavailable
+from notifier.ledger import CHUNK, Ledger
+from notifier.notification import Notification, Priority
+from notifier.wire import QUEUE_OF, SEND_NOTIFICATION, SEND_NOTIFICATIONS, Message
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from kombu.pools import ProducerPool
+
+PUBLISH_TIMEOUT_S = 0.4
+AT_ONCE_S = 0.1  # a publish that failed this soon met a stale connection: it is tried once more
+POOL_SIZE = 10
+
+
+class Sending(NamedTuple):
+    """One accepted notification. `status`: queued, deferred, duplicate, or published (without the ledger)."""
+
+    notification_id: str
+    user_id: str
+    status: str
+
+
+def notify(user_id: object, payload: object, **options: Any) -> str:
+    """Send one notification from an app that cannot import `tasks`; published by task name.
+
+    Takes the options of `send_notification.delay`. Returns the notification id.
+    Raises InvalidNotification, and NotAccepted when state Redis and broker are both away.
+    """
+    notification = Notification.create(user_id, payload, **options)
+    accept_and_publish(_bare_app(os.getpid()), [notification])
+    return notification.notification_id
+
+
+def accept_and_publish(app: Celery, notifications: Sequence[Notification]) -> list[Sending]:
+    """Accept, then publish what is to be queued. A failed publish is left to the sweep.
+
+    Raises InvalidNotification for a channel that is not installed; NotAccepted, naming who was not, if both are away.
+    """
+    for name in {n.channel for n in notifications}:
+        if name not in channels.known():
+            raise InvalidNotification("channel", f"{name!r:.80} is not one of {', '.join(sorted(channels.known()))}")
+    ledger = runtime.get().ledger
+    sent: list[Sending] = []
+    for start in range(0, len(notifications), CHUNK):
+        chunk = notifications[start : start + CHUNK]
+        try:
+            sent += _accept_chunk(app, ledger, chunk)
+        except NotAccepted as error:
+            left = [n.user_id for n in notifications[start:]]
+            raise NotAccepted(error.notification_id, left) from error.__cause__
+    return sent
+
+
+def _accept_chunk(app: Celery, ledger: Ledger, chunk: Sequence[Notification]) -> list[Sending]:
+    try:
+        accepted = ledger.accept(chunk)
+    except StateUnavailable as error:
+        return _without_ledger(app, ledger, chunk, error)
+    queued: list[tuple[Priority, Message]] = []
+    for n, a in zip(chunk, accepted, strict=True):
+        metrics.ACCEPTED.labels(n.channel).inc()
+        if a.status == "queued":
+            queued.append((a.queue, Message(n, accepted_us=a.accepted_us, epoch=a.epoch)))
+    try:
+        publish(app, queued)
+    except _publish_errors(app) as error:
+        metrics.degraded("publish", type(error).__name__)
+    return [Sending(n.notification_id, n.user_id, a.status) for n, a in zip(chunk, accepted, strict=True)]
+
+
+def _without_ledger(
+    app: Celery, ledger: Ledger, chunk: Sequence[Notification], error: StateUnavailable
+) -> list[Sending]:
+    """The broker's own guarantee. A lost reply is not "ledger down": that accept may have run."""
+    metrics.degraded("ledger", error)
+    now_us = ledger.estimated_us()
+    messages = [
+        (n.priority, Message(n, accepted_us=now_us, unledgered=not error.ambiguous, again=error.ambiguous))
+        for n in chunk
+    ]
+    try:
+        publish(app, messages)
+    except _publish_errors(app) as failure:
+        raise NotAccepted(chunk[0].notification_id, [n.user_id for n in chunk]) from failure
+    return [Sending(n.notification_id, n.user_id, "published") for n in chunk]
+
+
+def publish(app: Celery, messages: Iterable[tuple[Priority, Message]]) -> None:
+    """Publish, recipients of one payload together. Raises the broker's errors, within about half a second."""
+    groups = [
+        (queue, shared, [m.notification.user_id for _, m in group])
+        for (queue, shared), group in groupby(messages, key=lambda pair: (pair[0], _shared(pair[1])))
+    ]
+    if not groups:
+        return
+    begun_s = time.monotonic()
+    try:
+        _publish(app, groups)
+    except _publish_errors(app):
+        if time.monotonic() - begun_s > AT_ONCE_S:
+            raise
+        _publish(app, groups)
+
+
+def publish_task(app: Celery, name: str, kwargs: dict[str, Any], queue: str, expires_s: float | None = None) -> None:
+    """Publish a task of ours by name."""
+    with _producers(app, os.getpid()).acquire(block=True, timeout=PUBLISH_TIMEOUT_S) as producer:
+        _send(app, producer, name, kwargs, queue, None, expires_s)
+
+
+def _publish(app: Celery, groups: Sequence[tuple[Priority, dict[str, Any], list[str]]]) -> None:
+    with _producers(app, os.getpid()).acquire(block=True, timeout=PUBLISH_TIMEOUT_S) as producer:
+        for queue, shared, user_ids in groups:
+            who: dict[str, Any] = {"user_id": user_ids[0]} if len(user_ids) == 1 else {"user_ids": user_ids}
+            name = SEND_NOTIFICATION if len(user_ids) == 1 else SEND_NOTIFICATIONS
+            _send(app, producer, name, {**who, **shared}, QUEUE_OF[queue], shared["notification_id"], None)
+
+
+def _send(
+    app: Celery,
+    producer: Any,
+    name: str,
+    kwargs: dict[str, Any],
+    queue: str,
+    task_id: str | None,
+    expires_s: float | None,
+) -> None:
+    from celery.utils import uuid
+
+    message = app.amqp.as_task_v2(
+        task_id or uuid(), name, (), kwargs, expires=expires_s, ignore_result=True, argsrepr="()", kwargsrepr="{}"
+    )
+    app.amqp.send_task_message(
+        producer,
+        name,
+        message,
+        exchange="",
+        routing_key=queue,
+        declare=_declared(queue, app.connection_for_write().transport_cls),
+        serializer="json",
+        delivery_mode=2,
+        retry=False,
+        timeout=PUBLISH_TIMEOUT_S,
+        confirm_timeout=PUBLISH_TIMEOUT_S,
+    )
+
+
+def _shared(message: Message) -> dict[str, Any]:
+    kwargs = message.to_kwargs()
+    del kwargs["user_id"]
+    return kwargs
+
+
+@lru_cache(maxsize=32)
+def _declared(queue: str, transport: object) -> tuple[Any, ...]:
+    """RabbitMQ drops what is sent to a queue that nobody has declared; Redis needs no declaring."""
+    from kombu import Queue
+
+    if "amqp" not in str(transport):
+        return ()
+    return (Queue(queue, queue_arguments={"x-queue-type": "quorum"}),)
+
+
+@lru_cache(maxsize=8)
+def _producers(app: Celery, pid: int) -> ProducerPool:  # noqa: ARG001  one pool a process: sockets do not survive a fork
+    from kombu.connection import ConnectionPool
+    from kombu.pools import ProducerPool
+
+    from notifier.redis.broker import BoundedTransport
+
+    given = app.connection_for_write()
+    options = {**(given.transport_options or {}), "socket_timeout": PUBLISH_TIMEOUT_S}
+    options |= {"socket_connect_timeout": PUBLISH_TIMEOUT_S, "max_retries": 0, "confirm_publish": True}
+    connection = given.clone(transport_options=options, connect_timeout=PUBLISH_TIMEOUT_S, heartbeat=0)
+    if given.transport_cls in ("redis", "rediss"):
+        connection.transport_cls = BoundedTransport
+    return ProducerPool(ConnectionPool(connection, limit=POOL_SIZE), limit=POOL_SIZE)
+
+
+def _publish_errors(app: Celery) -> tuple[type[BaseException], ...]:
+    from kombu.exceptions import KombuError, LimitExceeded, OperationalError
+
+    connection = app.connection_for_write()
+    return (*connection.recoverable_connection_errors, *connection.recoverable_channel_errors,
+            *connection.connection_errors, *connection.channel_errors,
+            KombuError, OperationalError, LimitExceeded, OSError)  # fmt: skip
+
+
+@lru_cache(maxsize=2)
+def _bare_app(pid: int) -> Celery:  # noqa: ARG001
+    from celery import Celery
+
+    return Celery("notifier", broker=runtime.get().settings.broker_url, set_as_current=False, fixups=[])

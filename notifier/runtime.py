@@ -1,0 +1,119 @@
+"""Wires the parts once per process. Nothing is connected before its first use; a forked child makes its own."""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import cached_property
+
+from redis import Redis
+
+from notifier.deadletters.replay import Replay
+from notifier.deadletters.store import Store
+from notifier.ledger import Ledger
+from notifier.limits.limiter import Limiter
+from notifier.pipeline import Pipeline
+from notifier.redis.state import connect_state
+from notifier.settings import Settings
+from notifier.sweep import Sweep
+
+WORKER_STATE_TIMEOUT_S = 2.0  # a worker may wait longer than a web request
+
+
+class Runtime:
+    """All parts of one process, made when first asked for."""
+
+    def __init__(self, settings: Settings, *, worker: bool = False) -> None:
+        self.settings = settings
+        self._worker = worker
+
+    @cached_property
+    def client(self) -> Redis:
+        """State Redis."""
+        timeout_s = (
+            max(self.settings.state_timeout, WORKER_STATE_TIMEOUT_S) if self._worker else self.settings.state_timeout
+        )
+        return connect_state(self.settings.redis_url, timeout_s)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The ledger."""
+        return Ledger(self.client, self.settings)
+
+    @cached_property
+    def limiter(self) -> Limiter:
+        """The limiter."""
+        return Limiter.from_settings(self.settings)
+
+    @cached_property
+    def store(self) -> Store:
+        """Dead letters in PostgreSQL."""
+        return Store(self.settings.database_url)
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """The worker's side."""
+        return Pipeline(self.ledger, self.limiter, self.store, self.settings)
+
+    @cached_property
+    def replay(self) -> Replay:
+        """Spill and replay."""
+        return Replay(self.store, self.ledger, self.limiter, self.settings)
+
+    @cached_property
+    def sweep(self) -> Sweep:
+        """Probes and republishing."""
+        return Sweep(self.ledger, self.store)
+
+    def close(self) -> None:
+        """Charge open loans, let go of connections."""
+        made = self.__dict__
+        if "limiter" in made:
+            self.limiter.flush()
+            self.limiter.close()
+        if "store" in made:
+            self.store.close()
+        if "client" in made:
+            self.client.close()
+
+
+_lock = threading.Lock()
+_current: Runtime | None = None
+_pid = 0
+_worker = False
+
+
+def get(settings: Settings | None = None) -> Runtime:
+    """The runtime of this process. `settings` counts only at the first call; later ones get what there is."""
+    global _current, _pid
+    if _current is None or _pid != os.getpid():
+        with _lock:
+            if _current is None or _pid != os.getpid():
+                _current = Runtime(settings or Settings(), worker=_worker)
+                _pid = os.getpid()
+    return _current
+
+
+def act_as_worker() -> None:
+    """Called where Celery starts a worker: state Redis may take longer there than in a web request."""
+    global _worker
+    _worker = True
+    close()
+
+
+def close() -> None:
+    """Close what this process made; the next get() makes it anew."""
+    global _current
+    with _lock:
+        if _current is not None and _pid == os.getpid():
+            _current.close()
+        _current = None
+
+
+def _after_fork() -> None:
+    global _lock, _current
+    _lock = threading.Lock()
+    _current = None
+
+
+os.register_at_fork(after_in_child=_after_fork)
