@@ -1,0 +1,29 @@
+"""`notifier gateway`: the web server that pushes feeds."""
+
+from __future__ import annotations
+
+import logging
+
+import click
+
+from notifier.cli.output import example
+
+
+@click.command(epilog=example("notifier gateway", "notifier gateway --host 0.0.0.0 --port 8080"))
+@click.option("--host", help="Address to listen on [default: NOTIFIER_GATEWAY_HOST, 127.0.0.1].")
+@click.option("--port", type=click.IntRange(0, 65_535), help="Port, 0 for any [default: NOTIFIER_GATEWAY_PORT, 8000].")
+def command(host: str | None, port: int | None) -> None:
+    """Run the gateway: pushes each user's feed to that user's open pages (/ws), until Ctrl-C or TERM.
+
+    Any number of them may run beside each other; they share nothing but state Redis. Needs NOTIFIER_SECRET.
+    """
+    from notifier.gateway.server import serve
+    from notifier.settings import Settings
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    settings = Settings()
+    serve(
+        settings,
+        settings.gateway_host if host is None else host,
+        settings.gateway_port if port is None else port,
+    )

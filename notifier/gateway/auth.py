@@ -1,0 +1,129 @@
+"""Who a client is: a JWT (HS256) whose `sub` is the user. Checked before a connection is accepted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import jwt
+
+from notifier.errors import InvalidNotification, NotifierError, SettingsError
+from notifier.notification import clean_user_id
+from notifier.settings import Settings
+
+SUBPROTOCOL = "notifier.v1"
+BEARER = "bearer."
+MAX_TOKEN = 4_096  # characters
+_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
+_HOW = f"send 'Sec-WebSocket-Protocol: {SUBPROTOCOL}, {BEARER}<token>' or 'Authorization: Bearer <token>'"
+
+
+class Refused(NotifierError):  # noqa: N818
+    """A client that is not let in: HTTP `status`, a `kind` for programs, a text for people."""
+
+    def __init__(self, status: int, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A client that was let in. `expires_s` is unix time."""
+
+    user_id: str
+    expires_s: float
+
+
+def make_token(secret: str, user_id: str, ttl_s: float) -> str:
+    """A token for one user, valid for `ttl_s` seconds from now."""
+    now_s = int(time.time())
+    claims = {"sub": clean_user_id(user_id), "iat": now_s, "exp": now_s + max(1, int(ttl_s))}
+    return jwt.encode(claims, secret, algorithm="HS256")
+
+
+def secret_of(settings: Settings) -> str:
+    """The signing secret. Raises SettingsError where it is missing or short."""
+    secret = settings.secret.get_secret_value() if settings.secret else ""
+    if len(secret) < 32:
+        raise SettingsError(
+            "NOTIFIER_SECRET: must be set, to at least 32 characters; make one with "
+            "python -c 'import secrets; print(secrets.token_urlsafe(48))'"
+        )
+    return secret
+
+
+class Auth:
+    """Checks origin and token of a connection that asks to be let in."""
+
+    def __init__(self, secrets: Sequence[str], origins: Sequence[str] = ()) -> None:
+        """`secrets`: the first that verifies counts. `origins`: pages that may connect; none: the same host's."""
+        self._secrets = secrets
+        self._origins = frozenset(_origin(each) for each in origins)
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Auth:
+        """Raises SettingsError where the secret is missing."""
+        return cls([secret_of(settings)], [each for each in settings.allowed_origins.split(",") if each.strip()])
+
+    def check(self, headers: Mapping[str, str], subprotocols: Sequence[str] = (), *, scheme: str = "ws") -> Session:
+        """Raises Refused. `headers` by lower-case name."""
+        self._check_origin(headers.get("origin"), headers.get("host", ""), scheme)
+        token = _token(headers.get("authorization", ""), subprotocols)
+        if not token:
+            raise Refused(401, "token_missing", f"no token: {_HOW}")
+        if len(token) > MAX_TOKEN:
+            raise Refused(401, "token_invalid", f"the token is over {MAX_TOKEN:,} characters")
+        return self._session(token)
+
+    def _check_origin(self, origin: str | None, host: str, scheme: str) -> None:
+        if origin is None:  # not a browser
+            return
+        asking = _origin(origin)
+        allowed = asking in self._origins or "*" in self._origins if self._origins else _same_host(asking, host, scheme)
+        if not allowed:
+            raise Refused(
+                403, "origin_refused", "pages of this origin may not connect; allow it in NOTIFIER_ALLOWED_ORIGINS"
+            )
+
+    def _session(self, token: str) -> Session:
+        failure: jwt.InvalidTokenError = jwt.InvalidTokenError()
+        for secret in self._secrets:
+            try:
+                claims = jwt.decode(token, secret, algorithms=["HS256"], options={"require": ["sub", "exp"]})
+                return Session(clean_user_id(claims["sub"]), float(claims["exp"]))
+            except jwt.InvalidSignatureError as error:
+                failure = error
+            except jwt.ExpiredSignatureError:
+                raise Refused(401, "token_expired", "the token has expired; get a new one") from None
+            except InvalidNotification:
+                raise Refused(401, "token_invalid", "the token's sub is not a user id") from None
+            except jwt.InvalidTokenError as error:
+                failure = error
+        raise Refused(401, "token_invalid", f"the token is not valid: {type(failure).__name__}") from None
+
+
+def _token(authorization: str, subprotocols: Sequence[str]) -> str:
+    scheme, _, credentials = authorization.partition(" ")
+    if scheme.lower() == "bearer" and credentials:
+        return credentials.strip()
+    if SUBPROTOCOL not in subprotocols:
+        return ""
+    return next((each.removeprefix(BEARER) for each in subprotocols if each.startswith(BEARER)), "")
+
+
+def _origin(text: str) -> str:
+    return text.strip().rstrip("/").lower()
+
+
+def _same_host(origin: str, host: str, scheme: str) -> bool:
+    """Scheme aside: behind a proxy that ends TLS the page is https and the gateway is not."""
+    try:
+        page, here = urlsplit(origin), urlsplit(f"{scheme}://{host.lower()}")
+        if not page.hostname or page.hostname != here.hostname:
+            return False
+        return page.port == here.port or (page.port or _PORTS.get(page.scheme)) == (here.port or _PORTS.get(scheme))
+    except ValueError:
+        return False
