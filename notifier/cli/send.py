@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from datetime import datetime
 from typing import Any
 
@@ -48,7 +49,7 @@ def command(user: str, payload: str, not_before: str | None, as_json: bool, **op
 def _payload(text: str) -> Any:
     """The JSON value. Raises InvalidNotification; the text itself is not shown, it may be private."""
     try:
-        return json.loads(click.get_text_stream("stdin").read() if text == "-" else text)
+        return json.loads(sys.stdin.read() if text == "-" else text)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise InvalidNotification(

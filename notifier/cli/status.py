@@ -1,0 +1,156 @@
+"""`notifier status`: what is on its way, what waits, and what is degraded, asked of the servers themselves."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import click
+
+from notifier.cli.config import mask_url
+from notifier.cli.output import emit_json, example
+from notifier.errors import NotifierError
+from notifier.redis.client import connect
+from notifier.redis.keys import PREFIX
+from notifier.runtime import Runtime
+from notifier.settings import Settings
+
+T = TypeVar("T")
+
+TIMEOUT_S = 1.0
+REPLAY_IS_LATE_S = 10.0
+QUEUE_IS_OLD_S = 5.0
+ENDS = ("delivered", "digested", "expired", "dropped", "duplicate", "parked")
+
+# What it means that a server is away.
+CONSEQUENCE = {
+    "state": "nothing is accepted into the ledger or delivered until it is back",
+    "limiter": "workers go on with their local buckets for a short grace, then defer everything",
+    "database": "what is denied waits in Redis until it is back",
+    "broker": "the ledger keeps what is sent; it is published when the broker is back",
+}
+NAMES = {"state": "state Redis", "limiter": "limiter Redis", "database": "PostgreSQL", "broker": "broker"}
+
+
+class Report(NamedTuple):
+    """What --json prints. Of a server that is away, its part is None and `servers` says why."""
+
+    counts: dict[str, Any] | None  # the books: accepted, each end, waiting, in_flight, queued by priority, ...
+    rows: dict[str, int] | None  # PostgreSQL: waiting, parked
+    queue_age_s: dict[str, float | None] | None  # how long the last probe took through each queue
+    replayed_s_ago: float | None
+    unaccounted: int | None  # accepted, less all that is known; 0 at rest
+    servers: dict[str, str]  # "ok", or what is wrong
+    degraded: list[str]
+
+
+@click.command(epilog=example("notifier status", "notifier status --json | python3 -m json.tool"))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: counts, rows, servers, degraded, ...")
+def command(as_json: bool) -> None:
+    """Show what is on its way, what waits, and what is degraded.
+
+    Exit code 1 if anything is degraded.
+    """
+    runtime = Runtime(Settings())
+    try:
+        report = collect(runtime)
+    finally:
+        runtime.close()
+    if as_json:
+        emit_json(report._asdict())
+    else:
+        click.echo("\n".join(render(report)))
+    sys.exit(1 if report.degraded else 0)
+
+
+def collect(runtime: Runtime) -> Report:
+    """Ask every server once. Never raises for one that is away."""
+    servers: dict[str, str] = {}
+
+    def ask(server: str, question: Callable[[], T]) -> T | None:
+        try:
+            answer = question()
+        except Exception as error:  # whatever its client raises, the others are still asked
+            known = isinstance(error, NotifierError)
+            servers[server] = str(error) if known else f"{type(error).__name__}: {mask_url(str(error))[:200]}"
+            return None
+        servers.setdefault(server, "ok")
+        return answer
+
+    settings = runtime.settings
+    counts = ask("state", lambda: runtime.ledger.counts()._asdict())
+    ages = ask("state", runtime.sweep.queue_ages_s) if counts else None
+    replayed_s_ago = ask("state", lambda: _replayed_s_ago(runtime)) if counts else None
+    ask("limiter", lambda: connect(settings.limiter_url, TIMEOUT_S).ping())
+    rows = ask("database", lambda: runtime.store.counts()._asdict())
+    ask("broker", lambda: _reach_broker(settings.broker_url))
+    known = [counts[name] for name in (*ENDS, "waiting", "in_flight")] if counts else []
+    report = Report(
+        counts=counts,
+        rows=rows,
+        queue_age_s=None if ages is None else {str(queue): age for queue, age in ages.items()},
+        replayed_s_ago=replayed_s_ago,
+        unaccounted=counts["accepted"] - sum(known) if counts else None,
+        servers=servers,
+        degraded=[],
+    )
+    return report._replace(degraded=list(_degraded(report)))
+
+
+def _reach_broker(url: str) -> None:
+    if url.startswith(("redis://", "rediss://")):
+        connect(url, TIMEOUT_S).ping()
+        return
+    from kombu import Connection
+
+    with Connection(url, connect_timeout=TIMEOUT_S, heartbeat=0) as connection:
+        connection.connect()
+
+
+def _replayed_s_ago(runtime: Runtime) -> float | None:
+    replayed_us = runtime.client.get(f"{PREFIX}replayed")
+    return None if replayed_us is None else max(0.0, (runtime.ledger.now_us() - int(replayed_us)) / 1e6)
+
+
+def _degraded(report: Report) -> list[str]:
+    lines = [
+        f"{NAMES[server]} cannot be used ({problem}): {CONSEQUENCE[server]}"
+        for server, problem in report.servers.items()
+        if problem != "ok"
+    ]
+    if report.counts is None:
+        return lines
+    if report.replayed_s_ago is None or report.replayed_s_ago > REPLAY_IS_LATE_S:
+        since = "for an hour or ever" if report.replayed_s_ago is None else f"for {report.replayed_s_ago:,.0f} s"
+        lines.append(f"no replay has run {since}: are beat and a worker running?")
+    if (oldest_s := report.counts["oldest_queued_s"]) > QUEUE_IS_OLD_S:
+        lines.append(f"the oldest queued notification is {oldest_s:,.0f} s old: are there enough workers?")
+    return lines
+
+
+def render(report: Report) -> list[str]:
+    """The report for people: aligned, calm, complete."""
+    lines = []
+    if report.counts:
+        width = max(len(f"{value:,}") for value in report.counts.values() if isinstance(value, int))
+        lines.append(f"{'accepted':<12} {report.counts['accepted']:>{width},}")
+        lines += [f"  {name:<10} {report.counts[name]:>{width},}" for name in ENDS]
+        rows = "" if report.rows is None else f", rows in PostgreSQL {report.rows['waiting']:,}"
+        waiting, queued = report.counts["waiting"], report.counts["queued"]
+        lines.append(
+            f"  {'waiting':<10} {waiting:>{width},}   on their way to PostgreSQL {report.counts['deferred']:,}{rows}"
+        )
+        by_queue = ", ".join(f"{queue} {size:,}" for queue, size in queued.items())
+        lines.append(f"  {'in flight':<10} {report.counts['in_flight']:>{width},}   {by_queue}")
+        lines.append("")
+    if report.queue_age_s:
+        ages = (
+            f"{queue} {'unknown' if s is None else f'{s * 1000:,.0f} ms'}" for queue, s in report.queue_age_s.items()
+        )
+        lines.append(f"through the queues in: {', '.join(ages)}")
+    if report.replayed_s_ago is not None:
+        lines.append(f"last replay: {report.replayed_s_ago:,.1f} s ago")
+    lines += [f"{NAMES[server]}: {problem}" for server, problem in report.servers.items() if problem == "ok"]
+    lines += ["", *(f"degraded: {line}" for line in report.degraded)] if report.degraded else []
+    return lines
