@@ -34,6 +34,18 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same for a whole file."""
+    report = yield
+    if IN_CI and report.skipped:
+        report.outcome = "failed"
+        report.longrepr = f"skipped, which CI forbids: {collector.nodeid}: {report.longrepr}"
+    return report
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left() -> Iterator[None]:
     """No process that a test started outlives the session."""

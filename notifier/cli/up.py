@@ -1,0 +1,158 @@
+"""`notifier up`: everything on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from notifier.cli.output import example
+
+if TYPE_CHECKING:
+    from notifier.lab.servers import Servers
+    from notifier.lab.stack import Stack
+    from notifier.settings import Settings
+
+TEND_S = 0.2
+
+
+@click.command(
+    epilog=example("notifier up", "NOTIFIER_DATABASE_URL=postgresql://me@db/notifier notifier up --workers 2")
+)
+@click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Celery workers.")
+@click.option("--concurrency", type=click.IntRange(1, 256), default=2, show_default=True, help="Processes of each.")
+def command(workers: int, concurrency: int) -> None:
+    """Run everything on this machine until Ctrl-C: servers, migrations, workers, beat, the gateway and its live page.
+
+    Servers named in the settings (NOTIFIER_REDIS_URL, NOTIFIER_BROKER_URL, NOTIFIER_LIMITER_REDIS_URL,
+    NOTIFIER_DATABASE_URL) are used; the others are started here, and keep their data in NOTIFIER_DATA_DIR
+    (.notifier) between runs. Other `notifier` commands in this directory find them by themselves. A process that dies
+    is started again.
+    """
+    from notifier.lab import runfile
+    from notifier.lab.servers import Servers
+    from notifier.settings import Settings
+
+    with _ended_by_signals(), runfile.only_one():
+        settings = Settings()
+        servers = Servers()
+        try:
+            _run(settings, servers, workers, concurrency)
+        except KeyboardInterrupt:
+            click.echo("\nstopping")
+        finally:
+            with _undisturbed():
+                servers.stop()
+    click.echo("stopped; nothing is left running")
+
+
+def _run(settings: Settings, servers: Servers, workers: int, concurrency: int) -> None:
+    """Start it all and watch it until a signal comes. Ends with KeyboardInterrupt, or with what went wrong."""
+    from notifier.deadletters.migrate import upgrade
+    from notifier.lab import runfile
+    from notifier.lab.stack import Stack
+    from notifier.settings import Settings, raw_values
+
+    began_s = time.monotonic()
+    servers.start(settings, say=_step)
+    _step("migrations")
+    upgrade(Settings(database_url=servers.urls["NOTIFIER_DATABASE_URL"]).database_url)
+
+    port = _gateway_port(settings)
+    shared = servers.urls | {"NOTIFIER_SECRET": _secret(settings), "NOTIFIER_GATEWAY_PORT": str(port)}
+    stack = Stack(
+        raw_values() | shared | {"NOTIFIER_LIVE_PAGE": "true"},
+        settings.data_dir / "log",
+        workers=workers,
+        concurrency=concurrency,
+        gateway_port=port,
+    )
+    try:
+        _step(", ".join(stack.members))
+        stack.start()
+        runfile.write(shared)
+        _tell(settings, servers, stack, time.monotonic() - began_s)
+        while True:
+            servers.tend(_step)
+            stack.tend(_step)
+            time.sleep(TEND_S)
+    finally:
+        with _undisturbed():
+            stack.stop()
+
+
+def _step(text: str) -> None:
+    click.echo(f"  {text}")
+
+
+def _secret(settings: Settings) -> str:
+    return settings.secret.get_secret_value() if settings.secret else secrets.token_urlsafe(48)
+
+
+def _gateway_port(settings: Settings) -> int:
+    """The port of the settings; another one where that is only the default, and taken."""
+    import socket
+
+    from notifier.embedded.process import free_port
+    from notifier.errors import SettingsError
+
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", settings.gateway_port))
+        except OSError as error:
+            if "gateway_port" in settings.model_fields_set:
+                problem = f"port {settings.gateway_port} cannot be used ({error.strerror}); name another"
+                raise SettingsError(f"NOTIFIER_GATEWAY_PORT: {problem}") from None
+            return free_port()
+    return settings.gateway_port or free_port()
+
+
+def _tell(settings: Settings, servers: Servers, stack: Stack, took_s: float) -> None:
+    from notifier.settings import RUN_ENV
+
+    data = [settings.data_dir.absolute()] if servers.started else []
+    data += [place for place in servers.places() if not place.is_relative_to(settings.data_dir.absolute())]
+    click.echo(f"\nready after {took_s:.1f} s. Ctrl-C stops everything.\n")
+    for name, text in (
+        ("live page", f"{stack.gateway_url}/"),
+        ("send", """notifier send 42 '{"text": "hello"}'"""),
+        ("watch", "notifier listen 42   notifier feed 42   notifier status"),
+        ("your app", f"finds it through {RUN_ENV} when it runs in {Path.cwd()}"),
+        *(("data" if place == data[0] else "", f"{place}") for place in data),
+        ("logs", f"{(settings.data_dir / 'log').absolute()}"),
+    ):
+        click.echo(f"  {name:<10} {text}")
+    click.echo()
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """TERM and HUP end it just as Ctrl-C does."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number in before:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C must not leave half of it running; what runs here ends within seconds anyway."""
+    before = {
+        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,211 @@
+"""The processes of a whole installation: workers, beat and gateway, started, watched and ended here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from notifier.embedded.process import end, free_port, signal_tree, spawn, tail, wait_until
+from notifier.errors import Unavailable
+from notifier.settings import PREFIX
+
+READY_TIMEOUT_S = 60.0
+_FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.5, 10.0
+_STEADY_S = 30.0  # one that lived so long has started well
+
+
+def environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process with exactly these NOTIFIER_ settings; the rest is ours."""
+    return {name: value for name, value in os.environ.items() if not name.upper().startswith(PREFIX)} | dict(settings)
+
+
+class Member:
+    """One process of the stack, over all its lives."""
+
+    def __init__(self, name: str, arguments: list[str], log: Path, env: Mapping[str, str], cwd: Path) -> None:
+        self.name = name
+        self.log = log
+        self.starts = 0
+        self._arguments = arguments
+        self._env = env
+        self._cwd = cwd
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_offset = 0
+        self._started_s = 0.0
+        self._backoff_s = 0.0
+        self._due_s = 0.0
+
+    @property
+    def pid(self) -> int:
+        """Of its main process now. Raises Unavailable before the first start."""
+        if self._process is None:
+            raise Unavailable(f"{self.name} is not running")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there (a frozen one is)."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start it. -P: a `notifier` or `tasks` in the working directory does not get in the way."""
+        self._log_offset = self.log.stat().st_size if self.log.exists() else 0
+        self._started_s = time.monotonic()
+        self.starts += 1
+        self._process = spawn(
+            [sys.executable, "-P", "-m", "notifier", *self._arguments],
+            log=self.log,
+            env={"PYTHONUNBUFFERED": "1", **self._env},
+            cwd=self._cwd,
+        )
+
+    def logged(self, text: str) -> bool:
+        """Whether this life of it has logged `text`."""
+        try:
+            with self.log.open("rb") as log:
+                log.seek(self._log_offset)
+                return text.encode() in log.read()
+        except OSError:
+            return False
+
+    def tend(self, say: Callable[[str], None]) -> None:
+        """Start it again if it died: soon, and ever later if it keeps dying."""
+        if self.running:
+            return
+        now_s = time.monotonic()
+        if not self._due_s:
+            steady = now_s - self._started_s > _STEADY_S
+            self._backoff_s = (
+                _FIRST_BACKOFF_S if steady else min(_LAST_BACKOFF_S, self._backoff_s * 2 or _FIRST_BACKOFF_S)
+            )
+            self._due_s = now_s + self._backoff_s
+            say(f"{self.name} has ended and is started again in {self._backoff_s:g} s; see {self.log}")
+        elif now_s >= self._due_s:
+            self._due_s = 0.0
+            self.kill()  # children that outlived it
+            self.start()
+
+    def ask_to_end(self) -> None:
+        """TERM; a frozen one is thawed to hear it."""
+        if self._process and self.running:
+            signal_tree(self.pid, signal.SIGCONT)
+            self._process.terminate()
+
+    def end(self, timeout_s: float) -> None:
+        """TERM, and KILL after `timeout_s`."""
+        if self._process:
+            end(self._process, signal.SIGTERM, timeout_s)
+
+    def kill(self) -> None:
+        """kill -9, the children too."""
+        if self._process:
+            signal_tree(self.pid, signal.SIGKILL)
+            end(self._process, signal.SIGKILL, 0.0)
+
+    def freeze(self) -> None:
+        """SIGSTOP, the children too."""
+        signal_tree(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT, the children too."""
+        signal_tree(self.pid, signal.SIGCONT)
+
+
+class Stack:
+    """Workers, beat and a gateway with the same settings.
+
+    `settings` are NOTIFIER_ variables, all of them: nothing else of that prefix reaches the processes. Start and tend
+    it from one thread: the processes end with it.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, str],
+        log_dir: Path,
+        *,
+        workers: int = 1,
+        concurrency: int = 2,
+        pool: str = "prefork",
+        beat: bool = True,
+        gateway_port: int = 0,
+        gateway: bool = True,
+        cwd: Path | None = None,
+    ) -> None:
+        self._log_dir = log_dir.absolute()
+        self._env = environment(settings)
+        self._cwd = cwd or Path.cwd()
+        self.gateway_port = gateway_port or free_port()
+        self.members: dict[str, Member] = {}
+        for number in range(1, workers + 1):
+            # Without gossip and mingle: they cost a second at the start, and serve other things than these tasks.
+            options = ["--concurrency", str(concurrency), "--pool", pool, "--without-gossip", "--without-mingle"]
+            self._add(f"worker-{number}", "worker", "--hostname", f"worker-{number}-{os.getpid()}@%h", *options)
+        if beat:
+            self._add("beat", "beat")
+        if gateway:
+            self._add("gateway", "gateway", "--host", "127.0.0.1", "--port", str(self.gateway_port))
+
+    def _add(self, name: str, *arguments: str) -> None:
+        self.members[name] = Member(name, list(arguments), self._log_dir / f"{name}.log", self._env, self._cwd)
+
+    @property
+    def workers(self) -> list[Member]:
+        """The workers alone."""
+        return [member for name, member in self.members.items() if name.startswith("worker")]
+
+    @property
+    def gateway_url(self) -> str:
+        """http://127.0.0.1:port, without a slash at the end."""
+        return f"http://127.0.0.1:{self.gateway_port}"
+
+    def start(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Start all and wait until they work. Raises Unavailable with the end of the log of one that does not."""
+        self._log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for member in self.members.values():
+            if member.log.exists():
+                member.log.replace(member.log.with_suffix(".log.1"))
+            member.start()
+        for member in self.members.values():
+            self.wait_ready(member, timeout_s)
+
+    def wait_ready(self, member: Member, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Wait until one works. Raises Unavailable."""
+        if not wait_until(lambda: self.ready(member) or not member.running, timeout_s=timeout_s, interval_s=0.03):
+            problem = f"is not ready after {timeout_s:g} s"
+        elif not member.running:
+            problem = "has ended"
+        else:
+            return
+        raise Unavailable(f"{member.name} {problem}; the end of {member.log}:\n{tail(member.log)}")
+
+    def ready(self, member: Member) -> bool:
+        """Whether it works now."""
+        if member.name == "gateway":
+            return self._gateway_answers()
+        return member.logged("beat: Starting" if member.name == "beat" else " ready.")
+
+    def _gateway_answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.gateway_url}/healthz", timeout=1.0) as reply:  # noqa: S310
+                return bool(reply.status == 200)
+        except OSError:
+            return False
+
+    def tend(self, say: Callable[[str], None] = print) -> None:
+        """Start again what died. Call it a few times a second."""
+        for member in self.members.values():
+            member.tend(say)
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """TERM to all at once, KILL to what is left after `timeout_s`."""
+        deadline_s = time.monotonic() + timeout_s
+        for member in self.members.values():
+            member.ask_to_end()
+        for member in self.members.values():
+            member.end(max(0.0, deadline_s - time.monotonic()))

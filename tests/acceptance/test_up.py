@@ -1,0 +1,150 @@
+"""`notifier up`, as a person uses it: in a directory of one's own, from another terminal, ended with Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from notifier.embedded.process import signal_tree
+from notifier.settings import Settings
+from tests.support import descendants, eventually
+
+NOTIFIER = [sys.executable, "-P", "-m", "notifier"]
+
+
+class Up:
+    """One `notifier up` in a directory."""
+
+    def __init__(self, directory: Path, **environment: str) -> None:
+        self.directory = directory
+        self.log = directory / "up.txt"
+        self._environment = os.environ | environment
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*NOTIFIER, "up"], cwd=directory, stdout=output, stderr=subprocess.STDOUT, env=self._environment
+            )
+
+    def ready(self) -> Up:
+        """Wait until it says so."""
+        eventually(lambda: "ready after" in self.log.read_text() or self.process.poll() is not None, timeout_s=60)
+        assert self.process.poll() is None, self.log.read_text()
+        return self
+
+    def run(self, *arguments: str) -> str:
+        """What another command in the same directory prints."""
+        done = subprocess.run(
+            [*NOTIFIER, *arguments], cwd=self.directory, capture_output=True, text=True, timeout=30, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def feed(self, user: str) -> list[dict[str, object]]:
+        """The payloads in a user's feed."""
+        return [json.loads(line)["payload"] for line in self.run("feed", user, "--json").splitlines()]
+
+    def page(self) -> str:
+        """The live page."""
+        address = next(line.split()[-1] for line in self.log.read_text().splitlines() if "live page" in line)
+        with urllib.request.urlopen(address, timeout=5) as reply:
+            return str(reply.read().decode())
+
+    def named(self, name: str) -> list[psutil.Process]:
+        """Its processes whose command line has `name` in it."""
+        return [p for p in psutil.Process(self.process.pid).children(recursive=True) if name in " ".join(p.cmdline())]
+
+    def end(self, how: signal.Signals = signal.SIGINT) -> int:
+        """End it and wait; the exit code."""
+        self.process.send_signal(how)
+        return self.process.wait(30)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """A directory of the test's own; as root, PostgreSQL's data is elsewhere and is removed too."""
+    yield tmp_path
+    link = tmp_path / ".notifier" / "postgres" / "data"
+    if link.is_symlink():
+        import shutil
+
+        shutil.rmtree(link.resolve())
+
+
+def test_one_sends_and_sees_it_and_ctrl_c_leaves_nothing_but_the_data(directory: Path) -> None:
+    parents = {place: place.stat().st_mode for place in (directory, *directory.parents)}
+    up = Up(directory).ready()
+    run_env = directory / ".notifier" / "run.env"
+    assert stat.S_IMODE(run_env.stat().st_mode) == 0o600
+    up.run("send", "42", '{"text": "hello"}')
+    assert eventually(lambda: up.feed("42")) == [{"text": "hello"}]
+    assert "<html" in up.page()
+    assert up.end() == 0, up.log.read_text()
+    assert "nothing is left running" in up.log.read_text()
+    assert not descendants()
+    assert not run_env.exists()
+    assert {place: place.stat().st_mode for place in parents} == parents
+
+    again = Up(directory).ready()
+    assert again.feed("42") == [{"text": "hello"}]
+    assert again.end(signal.SIGTERM) == 0
+
+
+def test_a_second_one_in_the_same_directory_is_refused_and_harms_nothing(directory: Path) -> None:
+    up = Up(directory).ready()
+    second = subprocess.run([*NOTIFIER, "up"], cwd=directory, capture_output=True, text=True, timeout=30, check=False)
+    assert second.returncode == 1
+    assert f"already runs in {directory} (process {up.process.pid})" in second.stderr
+    assert "Traceback" not in second.stderr
+    up.run("send", "42", "1")
+    assert eventually(lambda: up.feed("42")) == [1]
+    assert up.end() == 0
+
+
+def test_what_dies_is_started_again(directory: Path) -> None:
+    up = Up(directory).ready()
+    up.run("send", "42", "1")
+    eventually(lambda: up.feed("42") == [1])
+    worker = up.named("notifier worker")[0]
+    signal_tree(worker.pid, signal.SIGKILL)
+    for server in (*up.named("valkey-server"), *up.named("bin/postgres")):
+        server.kill()
+    eventually(lambda: up.run("send", "42", "2"))
+    assert eventually(lambda: up.feed("42")[1:], timeout_s=60)
+    assert up.end() == 0
+    assert not descendants()
+
+
+def test_killed_hard_it_takes_everything_with_it_and_the_next_one_starts(directory: Path) -> None:
+    up = Up(directory).ready()
+    up.run("send", "42", "1")
+    eventually(lambda: up.feed("42") == [1])
+    assert up.end(signal.SIGKILL) == -signal.SIGKILL
+    eventually(lambda: not descendants(), timeout_s=20)
+    again = Up(directory).ready()
+    assert again.feed("42") == [1]
+    assert again.end() == 0
+
+
+def test_servers_that_are_named_are_used_and_not_started(directory: Path, settings: Settings) -> None:
+    up = Up(
+        directory,
+        NOTIFIER_BROKER_URL=settings.broker_url,
+        NOTIFIER_REDIS_URL=settings.redis_url,
+        NOTIFIER_LIMITER_REDIS_URL=settings.limiter_url,
+        NOTIFIER_DATABASE_URL=settings.database_url,
+    ).ready()
+    assert not up.named("valkey-server")
+    assert not up.named("postgres")
+    up.run("send", "42", "1")
+    assert eventually(lambda: up.feed("42")) == [1]
+    assert up.end() == 0
+    assert not (directory / ".notifier" / "state").exists()
