@@ -1,0 +1,61 @@
+"""Where our tasks live in a Celery process, ours or a team's own: signals only, nobody's configuration is changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import signals
+
+from notifier import runtime
+from notifier.wire import QUEUES, REPLAY_DEAD_LETTERS
+from tasks import broker, quiet
+from tasks.schedule import SCHEDULE
+
+UNSUPPORTED_POOLS = ("gevent", "eventlet")
+
+
+def connect() -> None:
+    """Idempotent: the same receiver is kept once."""
+    signals.celeryd_init.connect(_declare_queues)
+    signals.worker_init.connect(_start_as_worker)
+    signals.worker_process_shutdown.connect(_close)
+    signals.worker_shutdown.connect(_close)
+    signals.beat_init.connect(_extend_schedule)
+
+
+def _declare_queues(instance: Any = None, **_: Any) -> None:
+    """Before the worker chooses its queues: without -Q it takes all it knows, ours among them."""
+    from tasks.watch import ReplayWatch
+
+    queues = instance.app.amqp.queues
+    for queue in broker.queues(quorum="amqp" in instance.app.connection_for_read().transport_cls):
+        if queue.name not in queues:
+            queues.add(queue)
+    instance.app.steps["worker"].add(ReplayWatch)
+
+
+def _start_as_worker(sender: Any = None, **_: Any) -> None:
+    """Nothing of this is for a worker that takes none of our queues."""
+    if not set(QUEUES) & set(sender.app.amqp.queues.consume_from):
+        return
+    pool = f"{getattr(sender.pool_cls, '__module__', '')} {sender.pool_cls}"
+    for name in UNSUPPORTED_POOLS:
+        if name in pool:
+            raise SystemExit(
+                f"notifier: the {name} pool is not supported: locks, timeouts and clients are made for threads and "
+                f"processes; use --pool prefork, threads or solo, or keep this worker off our queues with -Q"
+            )
+    quiet.install()
+    runtime.act_as_worker()
+
+
+def _close(**_: Any) -> None:
+    """Charge what local buckets lent, while there is time."""
+    runtime.close()
+
+
+def _extend_schedule(sender: Any = None, **_: Any) -> None:
+    """A team's beat runs our schedule too, unless the team has scheduled the replay itself."""
+    scheduler = sender.scheduler
+    if all(entry.task != REPLAY_DEAD_LETTERS for entry in scheduler.schedule.values()):
+        scheduler.update_from_dict(SCHEDULE)

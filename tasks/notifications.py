@@ -1,0 +1,122 @@
+"""send_notification and send_notifications."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from inspect import signature
+from typing import Any
+
+from celery import shared_task
+
+from notifier.errors import InvalidNotification
+from notifier.notification import Notification, clean_user_id
+from notifier.wire import SEND_NOTIFICATION, SEND_NOTIFICATIONS, Message
+from tasks.base import NotificationTask
+from tasks.home import in_home_app
+
+MAX_RECIPIENTS = 100_000
+
+
+def _one(
+    user_id: object,
+    payload: object,
+    *,
+    channel: str = "websocket",
+    category: str = "default",
+    notification_id: object = None,
+    priority: str = "normal",
+    ttl: float | timedelta | None = None,
+    collapse_key: str | None = None,
+    not_before: datetime | None = None,
+) -> Notification:
+    """The call's arguments."""
+    return Notification.create(
+        user_id,
+        payload,
+        channel=channel,
+        category=category,
+        notification_id=notification_id,
+        priority=priority,
+        ttl=ttl,
+        collapse_key=collapse_key,
+        not_before=not_before,
+    )
+
+
+def _bound(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], first: str) -> dict[str, Any]:
+    """The arguments by name. Raises TypeError as a call of `name` would."""
+    try:
+        return signature(_one).bind(*args, **{"user_id" if k == first else k: v for k, v in kwargs.items()}).arguments
+    except TypeError as error:
+        raise TypeError(f"{name}(): {str(error).replace('user_id', first)}") from None
+
+
+class SendNotification(NotificationTask):
+    """Arguments: one user."""
+
+    abstract = True
+
+    def read_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Notification]:
+        """One."""
+        return [_one(**_bound("send_notification", args, kwargs, "user_id"))]
+
+    def read_message(self, args: Sequence[Any], kwargs: Mapping[str, Any], redelivered: bool) -> list[Message]:
+        """One."""
+        named = {"notification_id": self.request.id, **dict(zip(("user_id", "payload"), args, strict=False)), **kwargs}
+        return [Message.from_kwargs(named, redelivered=redelivered)]
+
+
+class SendNotifications(NotificationTask):
+    """Arguments: many users."""
+
+    abstract = True
+
+    def read_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Notification]:
+        """One a recipient, all with the same id and body."""
+        named = _bound("send_notifications", args, kwargs, "user_ids")
+        users = named.pop("user_id")
+        if isinstance(users, (str, bytes, Mapping)) or not isinstance(users, Iterable):
+            raise InvalidNotification("user_ids", f"must be a list of user ids, not {type(users).__name__}")
+        users = list(users)
+        if len(users) > MAX_RECIPIENTS:
+            raise InvalidNotification("user_ids", f"has {len(users):,} entries; one call takes {MAX_RECIPIENTS:,}")
+        shared = _one("-", **named)
+        return [replace(shared, user_id=_recipient(position, user)) for position, user in enumerate(users)]
+
+    def read_message(self, args: Sequence[Any], kwargs: Mapping[str, Any], redelivered: bool) -> list[Message]:
+        """One a recipient."""
+        named = {"notification_id": self.request.id, **dict(zip(("user_ids", "payload"), args, strict=False)), **kwargs}
+        users = named.pop("user_ids")
+        return [Message.from_kwargs({**named, "user_id": user}, redelivered=redelivered) for user in users]
+
+
+def _recipient(position: int, user: object) -> str:
+    try:
+        return clean_user_id(user)
+    except InvalidNotification as error:
+        raise InvalidNotification(f"user_ids[{position}]", str(error).removeprefix("user_id: ")) from None
+
+
+@shared_task(name=SEND_NOTIFICATION, base=SendNotification, bind=True)
+def _send_notification(self: SendNotification, *args: Any, **kwargs: Any) -> None:
+    """Deliver one notification, or defer it.
+
+    Call: send_notification.delay(user_id, payload, *, channel="websocket", category="default", notification_id=None,
+    priority="normal", ttl=None, collapse_key=None, not_before=None). Message: the arguments of wire.Message.
+    """
+    self.work(args, kwargs)
+
+
+@shared_task(name=SEND_NOTIFICATIONS, base=SendNotifications, bind=True)
+def _send_notifications(self: SendNotifications, *args: Any, **kwargs: Any) -> None:
+    """Deliver one payload to many users; the recipients share the notification id.
+
+    Call: send_notifications.delay(user_ids, payload, ...) with the options of send_notification.
+    """
+    self.work(args, kwargs)
+
+
+send_notification = in_home_app(SEND_NOTIFICATION)
+send_notifications = in_home_app(SEND_NOTIFICATIONS)

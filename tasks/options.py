@@ -1,0 +1,53 @@
+"""Celery's calling options in our words."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from notifier.errors import InvalidNotification
+
+_CALLBACKS = ("link", "link_error", "chord")
+_ROUTING = ("queue", "exchange", "routing_key", "priority", "serializer", "compression")
+
+
+def translate(kwargs: dict[str, Any], task_id: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    """`kwargs` with eta and countdown as not_before, expires as ttl, task_id as notification_id.
+
+    Raises InvalidNotification for an option that would be lost.
+    """
+    now = datetime.now(UTC)
+    given = {name: value for name, value in options.items() if value is not None}
+    if isinstance(given.get("priority"), str):
+        kwargs.setdefault("priority", given.pop("priority"))
+    if "countdown" in given:
+        kwargs.setdefault("not_before", now + timedelta(seconds=given["countdown"]))
+    if "eta" in given:
+        kwargs.setdefault("not_before", _aware("eta", given["eta"]))
+    if "expires" in given:
+        kwargs.setdefault("ttl", _ttl(given["expires"], kwargs.get("not_before"), now))
+    if task_id is not None:
+        kwargs.setdefault("notification_id", task_id)
+    for name in _CALLBACKS:
+        if given.get(name):
+            raise InvalidNotification(name, "cannot be carried: a notification may outlive its task")
+    for name in _ROUTING:
+        if name in given:
+            raise InvalidNotification(
+                name, "is not the caller's to choose: the queue follows from the priority"
+            )
+    return kwargs
+
+
+def _ttl(expires: Any, not_before: Any, now: datetime) -> Any:
+    """Celery counts `expires` from the call, we count `ttl` from not_before."""
+    seconds = (_aware("expires", expires) - now).total_seconds() if isinstance(expires, datetime) else expires
+    if isinstance(not_before, datetime) and isinstance(seconds, (int, float)) and not_before.utcoffset() is not None:
+        seconds -= max(0.0, (not_before - now).total_seconds())
+    return seconds
+
+
+def _aware(name: str, moment: Any) -> Any:
+    if isinstance(moment, datetime) and moment.utcoffset() is None:
+        raise InvalidNotification(name, "is naive; add a time zone, e.g. datetime.now(UTC) + timedelta(hours=1)")
+    return moment
