@@ -48,9 +48,7 @@ def accept_and_publish(app: Celery, notifications: Sequence[Notification]) -> li
 
     Raises InvalidNotification for a channel that is not installed; NotAccepted, naming who was not, if both are away.
     """
-    for name in {n.channel for n in notifications}:
-        if name not in channels.known():
-            raise InvalidNotification("channel", f"{name!r:.80} is not one of {', '.join(sorted(channels.known()))}")
+    check_channels(notifications)
     ledger = runtime.get().ledger
     sent: list[Sending] = []
     for start in range(0, len(notifications), CHUNK):
@@ -61,6 +59,13 @@ def accept_and_publish(app: Celery, notifications: Sequence[Notification]) -> li
             left = [n.user_id for n in notifications[start:]]
             raise NotAccepted(error.notification_id, left) from error.__cause__
     return sent
+
+
+def check_channels(notifications: Iterable[Notification]) -> None:
+    """Raises InvalidNotification for a channel that is not installed."""
+    for name in {n.channel for n in notifications}:
+        if name not in channels.known():
+            raise InvalidNotification("channel", f"{name!r:.80} is not one of {', '.join(sorted(channels.known()))}")
 
 
 def _accept_chunk(app: Celery, ledger: Ledger, chunk: Sequence[Notification]) -> list[Sending]:
