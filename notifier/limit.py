@@ -10,7 +10,9 @@ from typing import Self
 
 _PERIOD_US = {"s": 10**6, "min": 60 * 10**6, "hour": 3_600 * 10**6, "day": 86_400 * 10**6}
 _ALIASES = {"sec": "s", "second": "s", "m": "min", "minute": "min", "h": "hour", "d": "day"}
-_FORM = re.compile(r"(?P<count>\d{1,12}(?:\.\d{1,9})?)\s*/\s*(?P<period>[a-z]+)(?:\s+burst\s+(?P<burst>\d{1,18}))?")
+_FORM = re.compile(
+    r"(?P<count>\d{1,12}(?:\.\d{1,15})?)\s*/\s*(?P<period>[a-z]+)(?:\s+burst\s+(?P<burst>\d{1,18}))?", re.ASCII
+)
 
 MIN_EMISSION_US = 40  # 25,000/s
 MAX_EMISSION_US = 86_400 * 10**6  # 1/day
@@ -87,4 +89,5 @@ class Limit:
         for period, length_us in _PERIOD_US.items():
             if math.ceil(Fraction(length_us, count := max(1, round(length_us / self.emission_us)))) == self.emission_us:
                 return f"{count}/{period} burst {self.burst}"
-        return f"{10**6 / self.emission_us:.9f}/s burst {self.burst}"
+        scaled = -(-_PERIOD_US["day"] * 10**15 // self.emission_us)  # 15 decimals tell any two emissions apart
+        return f"{scaled // 10**15}.{scaled % 10**15:015d}/day burst {self.burst}"
