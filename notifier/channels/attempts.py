@@ -1,0 +1,36 @@
+"""One try at a channel, and how long to wait for the next."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from notifier import metrics
+from notifier.channels import Channel, Delivery, Outcome, RetryAt
+
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 2.0, 3_600.0
+
+
+def backoff_s(
+    attempts: int, asked_s: float = 0.0, *, uniform: Callable[[float, float], float] = random.uniform
+) -> float:
+    """Seconds until the next try after `attempts` tries: exponential with jitter, never earlier than asked.
+
+    Source: AWS Architecture Blog, "Exponential Backoff And Jitter".
+    """
+    ceiling_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(attempts - 1, 20))
+    return asked_s + uniform(ceiling_s / 10, ceiling_s)
+
+
+def attempt(channel: Channel, deliveries: Sequence[Delivery]) -> list[Outcome]:
+    """One try at a channel. Whatever it raises counts as a failed attempt of the whole batch."""
+    try:
+        outcomes = channel.deliver(deliveries)
+    except Exception as error:  # a plugin's; its text may hold what it was given, so only its type is kept
+        metrics.degraded(f"channel_{channel.name}", type(error).__name__)
+        return [RetryAt(type(error).__name__) for _ in deliveries]
+    if len(outcomes) != len(deliveries):
+        return [
+            RetryAt(f"channel {channel.name} gave {len(outcomes)} outcomes for {len(deliveries)}") for _ in deliveries
+        ]
+    return outcomes
