@@ -210,12 +210,11 @@ end
 
 -- Moves the licence to :deferred (message) or to the row. Returns when it may be tried again (us).
 local function defer(item, e, reason, wait, interval, offset)
-  local ordered = e.priority ~= 'b' and not UNORDERED[reason]
   if UNORDERED[reason] then
     redis.call('ZREM', item.P .. 'waiting:' .. item.user, int(e.seq))
     e.retry = now + wait
   else
-    e.retry = now + wait + (slot(item, e, ordered) - 1) * interval
+    e.retry = now + wait + (slot(item, e, e.priority ~= 'b') - 1) * interval
   end
   e.reason = reason
   if item.row then

@@ -78,6 +78,7 @@ def balanced(ledger: Ledger) -> None:
     c = ledger.counts()
     ends = c.delivered + c.digested + c.expired + c.dropped + c.duplicate + c.parked
     assert c.accepted == ends + c.waiting + c.in_flight, c
+    assert min(c.waiting, c.parked, c.in_flight) >= 0, c
 
 
 def age(client: Redis, n: Notification) -> None:
