@@ -39,7 +39,7 @@ def notify(user_id: object, payload: object, **options: Any) -> str:
     Raises InvalidNotification, and NotAccepted when state Redis and broker are both away.
     """
     notification = Notification.create(user_id, payload, **options)
-    accept_and_publish(_bare_app(os.getpid()), [notification])
+    accept_and_publish(_bare_app(os.getpid(), runtime.get().settings.broker_url), [notification])
     return notification.notification_id
 
 
@@ -204,7 +204,7 @@ def _publish_errors(app: Celery) -> tuple[type[BaseException], ...]:
 
 
 @lru_cache(maxsize=2)
-def _bare_app(pid: int) -> Celery:  # noqa: ARG001
+def _bare_app(pid: int, broker_url: str) -> Celery:  # noqa: ARG001
     from celery import Celery
 
-    return Celery("notifier", broker=runtime.get().settings.broker_url, set_as_current=False, fixups=[])
+    return Celery("notifier", broker=broker_url, set_as_current=False, fixups=[])

@@ -39,7 +39,7 @@ class Report(NamedTuple):
     counts: dict[str, Any] | None  # the books: accepted, each end, waiting, in_flight, queued by priority, ...
     rows: dict[str, int] | None  # PostgreSQL: waiting, parked
     queue_age_s: dict[str, float | None] | None  # how long the last probe took through each queue
-    replayed_s_ago: float | None
+    replayed_s_ago: float | None  # None: an hour or longer
     unaccounted: int | None  # accepted, less all that is known; 0 at rest
     servers: dict[str, str]  # "ok", or what is wrong
     degraded: list[str]
@@ -122,8 +122,8 @@ def _degraded(report: Report) -> list[str]:
     if report.counts is None:
         return lines
     if report.replayed_s_ago is None or report.replayed_s_ago > REPLAY_IS_LATE_S:
-        since = "for an hour or ever" if report.replayed_s_ago is None else f"for {report.replayed_s_ago:,.0f} s"
-        lines.append(f"no replay has run {since}: are beat and a worker running?")
+        since = "an hour or longer" if report.replayed_s_ago is None else f"{report.replayed_s_ago:,.0f} s"
+        lines.append(f"no replay has run for {since}: are beat and a worker running?")
     if (oldest_s := report.counts["oldest_queued_s"]) > QUEUE_IS_OLD_S:
         lines.append(f"the oldest queued notification is {oldest_s:,.0f} s old: are there enough workers?")
     return lines
