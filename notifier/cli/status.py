@@ -152,5 +152,6 @@ def render(report: Report) -> list[str]:
     if report.replayed_s_ago is not None:
         lines.append(f"last replay: {report.replayed_s_ago:,.1f} s ago")
     lines += [f"{NAMES[server]}: {problem}" for server, problem in report.servers.items() if problem == "ok"]
-    lines += ["", *(f"degraded: {line}" for line in report.degraded)] if report.degraded else []
-    return lines
+    if report.degraded and lines:
+        lines.append("")
+    return lines + [f"degraded: {line}" for line in report.degraded]

@@ -49,7 +49,9 @@ def call(run: Callable[[], T]) -> T:
     """
     try:
         return run()
-    except (_NotSent, BusyLoadingError, AuthenticationError) as error:
+    except _NotSent as error:
+        raise StateUnavailable(f"state Redis cannot be reached ({error})") from error
+    except (BusyLoadingError, AuthenticationError) as error:
         raise StateUnavailable(f"state Redis: {type(error).__name__}") from error
     except (ConnectionError, TimeoutError) as error:
         raise StateUnavailable(f"state Redis: {type(error).__name__}", ambiguous=True) from error
