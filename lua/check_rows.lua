@@ -3,19 +3,26 @@
 -- Before rows are sent to a channel outside: have they ended, are they parked, have they expired?
 --
 -- KEYS[i]  shard prefix of item i
--- ARGV     per item ITEM arguments
--- Reply    {now (us), then per item: code, seq}; code "keep" (go on) | "ended" | "parked"
+-- ARGV     per item ITEM arguments, and interval (us between two grants of this user)
+-- Reply    {now (us), then per item: code, number}
+--          code "go" seq | "ended" seq | "parked" seq | "keep" retry (us; an earlier one waits)
+
+local EXTRA = 1
 
 local reply = { int(now) }
 
 for i, P in ipairs(KEYS) do
-  local item = item_at(P, 1 + (i - 1) * ITEM)
+  local item = item_at(P, 1 + (i - 1) * (ITEM + EXTRA))
   local e, code = row_head(item)
+  local number
   if e and e.expires > 0 and e.expires <= now then
     book(item, e, 'expired')
     code = 'ended'
+  elseif e and blocked(item, e) then
+    local interval = tonumber(ARGV[i * (ITEM + EXTRA)])
+    code, number = 'keep', defer(item, e, 'order', interval, interval, i)
   end
-  reply[#reply + 1] = code or 'keep'
-  reply[#reply + 1] = e and int(e.seq) or '0'
+  reply[#reply + 1] = code or 'go'
+  reply[#reply + 1] = int(number or e and e.seq or 0)
 end
 return reply

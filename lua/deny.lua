@@ -4,12 +4,13 @@
 --
 -- KEYS[i]  shard prefix of item i
 -- ARGV     max waiting (per user and channel), max deferred (per shard); then per item ITEM arguments, and
---          reason, wait (us), interval (us between two grants), attempts (at the channel so far)
+--          reason, wait (us), interval (us between two grants), attempts (at the channel so far),
+--          folds (1: it has a collapse key; too many of those are folded in the table instead of dropped)
 -- Reply    {now (us), then per item: code, retry (us)}
 --          messages: "deferred" retry | "gone" | "expired" | "dropped" (too many wait already)
 --          rows: "keep" retry | "ended" | "parked"
 
-local EXTRA = 4
+local EXTRA = 5
 local max_waiting, max_deferred = tonumber(ARGV[1]), tonumber(ARGV[2])
 local reply = { int(now) }
 
@@ -26,8 +27,8 @@ for i, P in ipairs(KEYS) do
   if e and e.expires > 0 and e.expires <= now then
     book(item, e, 'expired')
     code = item.row and 'ended' or 'expired'
-  elseif e and not item.row and (redis.call('ZCARD', P .. 'waiting:' .. item.user) >= max_waiting or
-      redis.call('ZCARD', P .. 'deferred') >= max_deferred) then
+  elseif e and not item.row and (redis.call('ZCARD', P .. 'deferred') >= max_deferred or
+      ARGV[at + ITEM + 4] == '0' and redis.call('ZCARD', P .. 'waiting:' .. item.user) >= max_waiting) then
     book(item, e, 'dropped', 'max_waiting')
     code = 'dropped'
   elseif e then

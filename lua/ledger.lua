@@ -8,7 +8,7 @@
 --   P waiting:USER  zset  seq -> seq: denied and not yet ended; no TTL
 --   P seq:USER      int   last seq given out        P meter:USER  int  arrival meter (theoretical arrival time, us)
 --   P feed:USER     stream                          P done:ID     string "end us seq entry", TTL: the done mark
---   P counts        hash  accepted, the ends, parked (now), republished
+--   P counts        hash  accepted, the ends, parked (now), deferrals, replayed, republished
 --   P epoch         string, made with the ledger: a row that names another one outlived its Redis
 -- Entry: "place parked priority queue seq accepted expires due starts claimed mark_ms retry attempts reason";
 --   place Q (broker), D (deferred), H (a row holds it); priority and queue c|n|b; times in us, 0 is none.
@@ -98,6 +98,9 @@ end
 local function hold_in_deferred(item, e, offset)
   leave_queue(item, e)
   e.place = 'D'
+  if not e.parked then
+    count(item.P, 'deferrals')
+  end
   redis.call('ZADD', item.P .. 'deferred', int(now + offset), item.id)
 end
 
@@ -201,6 +204,9 @@ local function book(item, e, what, entry_id)
   redis.call('HDEL', P .. 'ledger', id)
   redis.call('HDEL', P .. 'bodies', id)
   count(P, what)
+  if item.row and what == 'delivered' then
+    count(P, 'replayed')
+  end
   if e.parked then
     count(P, 'parked', -1)
   end

@@ -100,9 +100,10 @@ class Ledger:
         return self._messages("deliver", messages, extras, self._feed())
 
     def deny(self, messages: Sequence[Message], denials: Sequence[Denial]) -> list[Reply]:
-        """Codes: deferred, gone, expired, dropped."""
+        """Codes: deferred, gone, expired, dropped (too many wait, and it cannot fold into another)."""
         errors = [d.error for d in denials]
-        return self._messages("deny", messages, [_denial(d) for d in denials], self._most(), errors)
+        extras = [_denial(m.notification, d) for m, d in zip(messages, denials, strict=True)]
+        return self._messages("deny", messages, extras, self._most(), errors)
 
     def book(self, messages: Sequence[Message], end: End, reason: str = "-", errors: Sequence[str] = ()) -> list[Reply]:
         """Codes: booked, gone. `errors` go into the rows of those that park."""
@@ -128,7 +129,9 @@ class Ledger:
 
     def deny_rows(self, rows: Sequence[HeldRow], denials: Sequence[Denial]) -> list[RowReply]:
         """Back to their rows, to be tried again later."""
-        replies = self._rows("deny", rows, [_denial(d) for d in denials], self._most())
+        replies = self._rows(
+            "deny", rows, [_denial(r.notification, d) for r, d in zip(rows, denials, strict=True)], self._most()
+        )
         return [
             reply._replace(reason=denial.reason) if reply.action == "keep" else reply
             for reply, denial in zip(replies, denials, strict=True)
@@ -138,9 +141,9 @@ class Ledger:
         """Ended or parked."""
         return self._rows("book", rows, [[end, reason, "own"]] * len(rows))
 
-    def check_rows(self, rows: Sequence[HeldRow]) -> list[RowReply]:
-        """Head only: ended, parked, or keep (it may be sent to a channel outside)."""
-        return self._rows("check_rows", rows, [[]] * len(rows))
+    def check_rows(self, rows: Sequence[HeldRow], intervals_us: Sequence[int]) -> list[RowReply]:
+        """Before a channel outside: go, ended, parked, or keep (an earlier one waits)."""
+        return self._rows("check_rows", rows, [[interval_us] for interval_us in intervals_us], reason="order")
 
     # ---- whoever holds it
 
@@ -212,6 +215,8 @@ class Ledger:
             waiting=entries - in_flight - ends[End.PARKED],
             in_flight=in_flight,
             deferred=deferred,
+            deferrals=totals.get("deferrals", 0),
+            replayed=totals.get("replayed", 0),
             republished=totals.get("republished", 0),
             queued=queued,
             oldest_queued_s=max(0.0, (now_us - oldest_us) / 1e6) if oldest_us else 0.0,
@@ -325,8 +330,8 @@ def _frame(n: Notification) -> tuple[str, str]:
     return json_string(n.notification_id), json_string(n.category)
 
 
-def _denial(d: Denial) -> list[Argument]:
-    return [d.reason, d.wait_us, d.interval_us, d.attempts]
+def _denial(n: Notification, d: Denial) -> list[Argument]:
+    return [d.reason, d.wait_us, d.interval_us, d.attempts, int(bool(n.collapse_key))]
 
 
 def _deferred(identity: Identity, epoch: str, entry: list[str], packed: str) -> Deferred:

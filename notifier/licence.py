@@ -55,7 +55,7 @@ class Reply(NamedTuple):
 
 
 class RowReply(NamedTuple):
-    """What becomes of a row: ended (delete it), parked, keep (until retry_at_us), late (ask the limiter again)."""
+    """What becomes of a row: ended (delete it), parked, keep (until retry_at_us), late (ask the limiter again), go."""
 
     action: str
     retry_at_us: int = 0
@@ -90,7 +90,9 @@ class Counts(NamedTuple):
     parked: int
     waiting: int
     in_flight: int
-    deferred: int
+    deferred: int  # of those waiting, in Redis and not yet in a row
+    deferrals: int  # how often one was deferred
+    replayed: int  # delivered from a row
     republished: int
     queued: dict[Priority, int]
     oldest_queued_s: float

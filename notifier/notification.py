@@ -16,6 +16,7 @@ MAX_BODY_BYTES = 64 * 1024
 MAX_USER_ID = 512
 MAX_ID = 200
 MAX_NAME = 64
+MAX_IDENTITY_BYTES = 2_400  # of user and notification id as UTF-8: an index entry of PostgreSQL holds 2,704
 MAX_DEPTH = 500
 MAX_SPAN_S = 3_652 * 86_400  # ten years
 
@@ -71,10 +72,14 @@ class Notification:
         not_before: datetime | None = None,
     ) -> Self:
         """Validate a call's arguments. Raises InvalidNotification, which names the argument, never shows the payload."""
+        user = clean_user_id(user_id)
+        identifier = new_id() if notification_id is None else _clean_id(notification_id)
+        if len(user.encode()) + len(identifier.encode()) > MAX_IDENTITY_BYTES:
+            raise InvalidNotification("notification_id", f"is over {MAX_IDENTITY_BYTES:,} bytes together with user_id")
         return cls(
-            user_id=clean_user_id(user_id),
+            user_id=user,
             body=canonical_body(payload),
-            notification_id=new_id() if notification_id is None else _clean_id(notification_id),
+            notification_id=identifier,
             channel=_text("channel", channel, MAX_NAME),
             category=_text("category", category, MAX_NAME),
             priority=_priority(priority),

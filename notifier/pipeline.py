@@ -7,14 +7,14 @@ worker writes the row itself; where PostgreSQL is away too, `handle` raises and 
 from __future__ import annotations
 
 import math
-import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Protocol
 
 from notifier import channels, metrics
-from notifier.channels import WEBSOCKET, Channel, Delivery, Duplicate, Failed, Outcome, RetryAt, Sent
+from notifier.channels import WEBSOCKET, Delivery, Duplicate, Failed, Outcome, RetryAt, Sent
+from notifier.channels.attempts import attempt, backoff_s
 from notifier.errors import SettingsError, StateUnavailable
 from notifier.ledger import Ledger
 from notifier.licence import Deferred, Denial, End, Grant
@@ -25,24 +25,12 @@ from notifier.wire import Message
 TRIES = 3  # how often a grant that grew stale is asked for again
 NEAR_END_US = 5_000_000  # closer to its expiry than this, a message is looked up before it may take a token
 REASONS = {"user": "rate_limited", "channel": "rate_limited", "quota": "quota", "unavailable": "limiter_unavailable"}
-FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 2.0, 3_600.0
 
 
 class Rows(Protocol):
     """Where rows are written when state Redis is away."""
 
-    def insert(self, items: Sequence[Deferred]) -> None: ...
-
-
-def backoff_s(
-    attempts: int, asked_s: float = 0.0, *, uniform: Callable[[float, float], float] = random.uniform
-) -> float:
-    """Exponential with full jitter, never earlier than asked.
-
-    Source: AWS Architecture Blog, "Exponential Backoff And Jitter".
-    """
-    ceiling_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(attempts - 1, 20))
-    return asked_s + uniform(ceiling_s / 10, ceiling_s)
+    def insert(self, items: Sequence[Deferred]) -> object: ...
 
 
 class Pipeline:
@@ -186,20 +174,6 @@ class Pipeline:
             if not isinstance(outcome, RetryAt):
                 end = End.PARKED if isinstance(outcome, Failed) else End.DELIVERED
                 metrics.ENDED.labels(message.notification.channel, end).inc()
-
-
-def attempt(channel: Channel, deliveries: Sequence[Delivery]) -> list[Outcome]:
-    """One try at a channel. Whatever it raises counts as a failed attempt of the whole batch."""
-    try:
-        outcomes = channel.deliver(deliveries)
-    except Exception as error:  # a plugin's; its text may hold what it was given, so only its type is kept
-        metrics.degraded(f"channel_{channel.name}", type(error).__name__)
-        return [RetryAt(type(error).__name__) for _ in deliveries]
-    if len(outcomes) != len(deliveries):
-        return [
-            RetryAt(f"channel {channel.name} gave {len(outcomes)} outcomes for {len(deliveries)}") for _ in deliveries
-        ]
-    return outcomes
 
 
 def _channel(message: Message) -> str:

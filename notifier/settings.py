@@ -140,11 +140,13 @@ class Settings(BaseSettings):
     max_deferred: Annotated[int, Field(ge=1)] = Field(
         1_000_000, description="Deferred notifications that may wait in Redis while PostgreSQL is down."
     )
+    parked_retention: Seconds = Field(2_592_000.0, description="How long a parked row waits for a person, seconds.")
     feed_length: Annotated[int, Field(ge=1, le=10_000)] = Field(50, description="Entries a feed keeps.")
     feed_seconds: Seconds = Field(604_800.0, description="How long a feed lives after its last entry.")
     state_timeout: Seconds = Field(0.4, description="State Redis: seconds a producer waits for one call.")
     limiter_timeout: Seconds = Field(0.05, description="Limiter Redis: seconds one call may take.")
     secret: SecretStr | None = Field(None, description="Signs the gateway's tokens (HS256), at least 32 characters.")
+    previous_secret: SecretStr | None = Field(None, description="Still verifies tokens while `secret` is replaced.")
     gateway_host: str = Field("127.0.0.1", description="Address the gateway listens on.")
     gateway_port: Annotated[int, Field(ge=0, le=65_535)] = Field(8_000, description="Port the gateway listens on.")
     allowed_origins: str = Field("", description="Origins whose pages may connect, comma-separated; empty: same host.")

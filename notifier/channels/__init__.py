@@ -30,6 +30,7 @@ class Delivery(NamedTuple):
     accepted_us: int
     granted_us: int
     attempt: int  # 1 for the first
+    digest: str = ""  # JSON object, where it stands for several: see docs/dead-letters.md
 
     @property
     def idempotency_key(self) -> str:

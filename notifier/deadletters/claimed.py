@@ -145,8 +145,8 @@ class Claimed:
             self._park(rows, Reason.DELIVERY_FAILED, str(error))
             return
         live = []
-        for row, reply in zip(rows, self._ledger.check_rows(rows), strict=True):
-            if reply.action == "keep":
+        for row, reply in zip(rows, self._ledger.check_rows(rows, [self._interval_us(r) for r in rows]), strict=True):
+            if reply.action == "go":
                 live.append(row)
             else:
                 self._settle(row, reply)

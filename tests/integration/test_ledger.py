@@ -186,7 +186,9 @@ def test_deny_moves_it_to_deferred_and_paces_the_slots(ledger: Ledger) -> None:
     assert [later - retries[0] for later in retries] == [0, HALF_S, 2 * HALF_S]
     assert ledger.deliver(messages[:1], [NOW])[0].code == "gone"  # D: somebody else holds it
     items = ledger.peek_deferred(10)
-    assert [(i.seq, i.reason, i.retry_at_us) for i in items] == [(k + 1, "rate_limited", r) for k, r in enumerate(retries)]
+    assert [(i.seq, i.reason, i.retry_at_us) for i in items] == [
+        (k + 1, "rate_limited", r) for k, r in enumerate(retries)
+    ]
     assert ledger.counts().waiting == 3
     balanced(ledger)
 
@@ -397,12 +399,12 @@ def test_held_names_what_a_row_should_hold(ledger: Ledger) -> None:
 def test_book_row_ends(ledger: Ledger) -> None:
     denied(ledger, note())
     (row,) = to_rows(ledger)
-    assert ledger.check_rows([row])[0].action == "keep"
+    assert ledger.check_rows([row], [HALF_S])[0].action == "go"
     assert ledger.book_rows([row], End.PARKED, "delivery_failed")[0].action == "parked"
-    assert ledger.check_rows([row])[0].action == "parked"
+    assert ledger.check_rows([row], [HALF_S])[0].action == "parked"
     assert not ledger.cancel(row.notification.identity)
     assert ledger.drop([row.notification.identity], "by hand", parked=True) == [True]
-    assert ledger.check_rows([row])[0].action == "ended"
+    assert ledger.check_rows([row], [HALF_S])[0].action == "ended"
     balanced(ledger)
 
 
@@ -444,3 +446,22 @@ def test_a_full_redis_accepts_nothing_but_drains(fresh_valkey: object, settings:
     assert not full.value.ambiguous
     assert ledger.deliver([message], [NOW])[0].code == "delivered"
     client.close()
+
+
+def test_order_holds_for_channels_outside_too(ledger: Ledger) -> None:
+    first, second = accept(ledger, note()), accept(ledger, note())
+    ledger.deny([first], [RATE_LIMITED])
+    assert ledger.begin([second], lease_us=1_000_000)[0].code == "blocked"
+    ledger.deny([second], [replace_reason("order")])
+    rows = to_rows(ledger)
+    assert [r.action for r in ledger.check_rows(rows, [HALF_S] * 2)] == ["go", "keep"]
+
+
+def test_beyond_max_waiting_what_can_fold_is_kept(client: Redis, settings: Settings) -> None:
+    ledger = Ledger(client, settings.model_copy(update={"max_waiting": 1}))
+    messages = [accept(ledger, note(collapse_key="post")) for _ in range(2)]
+    assert [r.code for r in ledger.deny(messages, [RATE_LIMITED] * 2)] == ["deferred", "deferred"]
+
+
+def replace_reason(reason: str) -> Denial:
+    return RATE_LIMITED._replace(reason=reason)
