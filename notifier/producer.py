@@ -151,8 +151,7 @@ def _send(
         producer,
         name,
         message,
-        exchange="",
-        routing_key=queue,
+        queue=_queue(queue),  # as an object: a name would be looked up, and made, in the app's own queues
         declare=_declared(queue, app.connection_for_write().transport_cls),
         serializer="json",
         delivery_mode=2,
@@ -169,13 +168,15 @@ def _shared(message: Message) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=32)
-def _declared(queue: str, transport: object) -> tuple[Any, ...]:
-    """RabbitMQ drops what is sent to a queue that nobody has declared; Redis needs no declaring."""
+def _queue(name: str) -> Any:
     from kombu import Queue
 
-    if "amqp" not in str(transport):
-        return ()
-    return (Queue(queue, queue_arguments={"x-queue-type": "quorum"}),)
+    return Queue(name, queue_arguments={"x-queue-type": "quorum"})
+
+
+def _declared(name: str, transport: object) -> tuple[Any, ...]:
+    """RabbitMQ drops what is sent to a queue that nobody has declared; Redis needs no declaring."""
+    return (_queue(name),) if "amqp" in str(transport) else ()
 
 
 @lru_cache(maxsize=8)
