@@ -17,8 +17,8 @@ from tasks.broker import HARD_LIMIT_S, SOFT_LIMIT_S
 from tasks.home import in_home_app
 
 log = logging.getLogger("notifier.tasks")
-REPLAYED = f"{PREFIX}replayed"  # there while a replay ran lately
-MISSED_S = 10
+REPLAYED = f"{PREFIX}replayed"  # when a replay last ran (us of state Redis); for status, and for the watch below beat
+REPLAYED_TTL_S = 3_600
 
 
 class ControlTask(Task):
@@ -67,7 +67,7 @@ def _probe(self: ControlTask, queue: str = "", published_us: int = 0, **_newer: 
 def _replay() -> None:
     parts = runtime.get()
     parts.replay.run()
-    parts.client.set(REPLAYED, parts.ledger.now_us(), ex=MISSED_S)
+    parts.client.set(REPLAYED, parts.ledger.now_us(), ex=REPLAYED_TTL_S)
 
 
 def _sweep(app: Any) -> None:

@@ -6,14 +6,16 @@ import threading
 from typing import Any
 
 from celery import bootsteps
+from redis import Redis
 
 from notifier import metrics, producer
 from notifier.redis.client import connect
 from notifier.redis.keys import PREFIX
 from notifier.settings import Settings
 from notifier.wire import CONTROL, REPLAY_DEAD_LETTERS, SWEEP_UNSETTLED
-from tasks.beat import MISSED_S, REPLAYED
+from tasks.beat import REPLAYED
 
+MISSED_S = 10
 LOOK_EVERY_S = 2.0
 TIMEOUT_S = 1.0
 
@@ -48,9 +50,14 @@ class ReplayWatch(bootsteps.StartStopStep):
             wait_s = LOOK_EVERY_S
             try:
                 # One worker a period is enough; more would do no harm.
-                if not client.exists(REPLAYED) and client.set(f"{PREFIX}replay-sender", 1, nx=True, ex=MISSED_S):
+                if _missed(client) and client.set(f"{PREFIX}replay-sender", 1, nx=True, ex=MISSED_S):
                     metrics.degraded("beat", f"no replay ran for {MISSED_S} s; this worker sends one")
                     for name in (REPLAY_DEAD_LETTERS, SWEEP_UNSETTLED):
                         producer.publish_task(app, name, {}, CONTROL, expires_s=MISSED_S)
             except Exception as error:  # whichever server it was, it is looked at again in a moment
                 metrics.degraded("beat_watch", type(error).__name__)
+
+
+def _missed(client: Redis) -> bool:
+    replayed_us, (seconds, _) = client.get(REPLAYED), client.time()
+    return replayed_us is None or seconds - int(replayed_us) / 1e6 > MISSED_S
