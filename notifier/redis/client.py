@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
 from redis import Redis
 from redis.backoff import NoBackoff
+from redis.exceptions import ResponseError
 from redis.retry import Retry
+
+from notifier.redis.scripts import Argument
+
+Command = Sequence[Argument]
 
 
 def connect(url: str, timeout_s: float) -> Redis:
@@ -20,3 +29,49 @@ def connect(url: str, timeout_s: float) -> Redis:
         health_check_interval=0,
         protocol=2,
     )
+
+
+class Connections:
+    """Bare connections of one client, for calls made thousands of times a second: a third cheaper than through it.
+
+    Safe between threads. Not between processes: make a new one after a fork. Opens nothing before the first call.
+    """
+
+    def __init__(self, client: Redis) -> None:
+        self._make = client.connection_pool.make_connection
+        self._idle: list[Any] = []
+
+    def call(self, commands: Sequence[Command]) -> list[Any]:
+        """Send all commands, then read all replies: one round trip. An error reply stands in its place in the list.
+
+        Raises redis-py's ConnectionError or TimeoutError (then some commands may have run).
+        """
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._make()
+        try:
+            if len(commands) == 1:
+                connection.send_packed_command(connection.pack_command(*commands[0]), check_health=False)
+                replies = [_reply(connection)]
+            else:
+                connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+                replies = [_reply(connection) for _ in commands]
+        except BaseException:
+            connection.disconnect()
+            raise
+        self._idle.append(connection)
+        return replies
+
+    def close(self) -> None:
+        """Close what is idle. A later call opens anew."""
+        while self._idle:
+            with suppress(IndexError):
+                self._idle.pop().disconnect()
+
+
+def _reply(connection: Any) -> Any:
+    try:
+        return connection.read_response()
+    except ResponseError as error:
+        return error
