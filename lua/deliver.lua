@@ -6,12 +6,15 @@
 -- ARGV     feed length (entries), feed life (s); then per item ITEM arguments, and
 --          granted (us, limiter's clock), deadline (us, this server's clock; 0 none), interval (us between two
 --          grants of this user), notification_id as JSON, category as JSON,
---          members (1; k > 1: this item and the next k - 1, rows in seq order, are one digest for one grant)
+--          members (1; k > 1: this item and the next k - 1, rows in seq order, are one digest for one grant),
+--          folded (empty, or what was folded into this row before: "count ids first id,id,..": how many, how many of
+--          their ids follow, when the first was accepted (us), the ids as JSON)
 -- Reply    {now (us), then per item: code, number (us or seq)}
 --          messages: "delivered" seq | "gone" | "expired" | "late" | "deferred" retry (an earlier one waits)
 --          rows: "ended" seq (delivered, expired, or ended before) | "digested" seq | "parked" | "late" | "keep" retry
 
-local EXTRA = 6
+local EXTRA = 7
+local MAX_IDS = 100  -- in one digest object; the newest ones
 local feed_length, feed_ttl_s = ARGV[1], ARGV[2]
 local reply = { int(now) }
 
@@ -29,6 +32,29 @@ local function push(item, e, granted, id_json, category_json, digest)
   redis.call('EXPIRE', feed, feed_ttl_s)
   redis.call('PUBLISH', feed, entry .. ' ' .. (last and last[1] or '0-0') .. ' {"id":"' .. entry .. '",' .. frame)
   return entry
+end
+
+-- The digest object of these members, oldest first, or nil where a single one stands for itself alone.
+local function digest_of(members)
+  local total, first, ids, room = 0, nil, {}, MAX_IDS
+  for n = #members, 1, -1 do
+    local e, at = members[n].e, members[n].at
+    local count, known, since, list = string.match(ARGV[at + ITEM + 6], '^(%d+) (%d+) (%d+) (.*)$')
+    total = total + 1 + (tonumber(count) or 0)
+    first = math.min(first or e.accepted, e.accepted, tonumber(since) or e.accepted)
+    if room > 0 then
+      table.insert(ids, 1, ARGV[at + ITEM + 3])
+      room = room - 1
+    end
+    if known and tonumber(known) > 0 and tonumber(known) <= room then
+      table.insert(ids, 1, list)
+      room = room - tonumber(known)
+    end
+  end
+  if total > 1 then
+    return '{"count":' .. total .. ',"first_at":' .. seconds(first) .. ',"last_at":' ..
+      seconds(members[#members].e.accepted) .. ',"ids":[' .. table.concat(ids, ',') .. ']}'
+  end
 end
 
 local function answer(code, number)
@@ -63,7 +89,8 @@ local function single(P, at)
   if not e then
     answer(gone or 'gone')
   elseif ready(item, e, at) then
-    local entry = push(item, e, tonumber(ARGV[at + ITEM]), ARGV[at + ITEM + 3], ARGV[at + ITEM + 4])
+    local object = ARGV[at + ITEM + 6] ~= '' and digest_of({ { e = e, at = at } }) or nil
+    local entry = push(item, e, tonumber(ARGV[at + ITEM]), ARGV[at + ITEM + 3], ARGV[at + ITEM + 4], object)
     book(item, e, 'delivered', entry)
     answer(item.row and 'ended' or 'delivered', e.seq)
   end
@@ -90,9 +117,7 @@ local function digest(first, members, stride)
     local deadline, interval = tonumber(ARGV[carrier.at + ITEM + 1]), tonumber(ARGV[carrier.at + ITEM + 2])
     local late = deadline > 0 and now > deadline
     local waits = blocked(live[1].item, live[1].e)
-    local ids = {}
-    for n, member in ipairs(live) do
-      ids[n] = ARGV[member.at + ITEM + 3]
+    for _, member in ipairs(live) do
       if late then
         codes[member.k] = { 'late', 0 }
       elseif waits then
@@ -100,11 +125,7 @@ local function digest(first, members, stride)
       end
     end
     if not late and not waits then
-      local object
-      if #live > 1 then
-        object = '{"count":' .. #live .. ',"first_at":' .. seconds(live[1].e.accepted) .. ',"last_at":' ..
-          seconds(carrier.e.accepted) .. ',"ids":[' .. table.concat(ids, ',') .. ']}'
-      end
+      local object = digest_of(live)
       local at = carrier.at
       local entry = push(carrier.item, carrier.e, tonumber(ARGV[at + ITEM]), ARGV[at + ITEM + 3], ARGV[at + ITEM + 4], object)
       for _, member in ipairs(live) do

@@ -96,7 +96,9 @@ class Ledger:
 
     def deliver(self, messages: Sequence[Message], grants: Sequence[Grant]) -> list[Reply]:
         """To feeds. Codes: delivered, gone, expired, late, deferred."""
-        extras: list[list[Argument]] = [[*g, *_frame(m.notification), 1] for m, g in zip(messages, grants, strict=True)]
+        extras: list[list[Argument]] = [
+            [*g, *_frame(m.notification), 1, ""] for m, g in zip(messages, grants, strict=True)
+        ]
         return self._messages("deliver", messages, extras, self._feed())
 
     def deny(self, messages: Sequence[Message], denials: Sequence[Denial]) -> list[Reply]:
@@ -113,19 +115,37 @@ class Ledger:
 
     def deliver_rows(self, rows: Sequence[HeldRow], grants: Sequence[Grant]) -> list[RowReply]:
         """Rows to feeds, each for its own grant."""
-        extras: list[list[Argument]] = [[*g, *_frame(r.notification), 1] for r, g in zip(rows, grants, strict=True)]
-        return self._rows("deliver", rows, extras, self._feed(), "order")
+        return self.deliver_digests([[row] for row in rows], grants)
 
     def deliver_digest(self, rows: Sequence[HeldRow], grant: Grant) -> list[RowReply]:
-        """Rows of one user and collapse key, in seq order, as one notification for one grant; at most a hundred.
+        """One digest, see deliver_digests."""
+        return self.deliver_digests([rows], [grant])
 
-        The newest that has not ended carries a `digest` object; the others end as digested (action ended).
+    def deliver_digests(
+        self, groups: Sequence[Sequence[HeldRow]], grants: Sequence[Grant], folded: Sequence[Sequence[str]] = ()
+    ) -> list[RowReply]:
+        """Each group (1 to 100 rows of one user and collapse key, in seq order) as one notification for one grant.
+
+        The newest that has not ended carries a `digest` object; the others end as digested (action ended). `folded`
+        says for each row of each group what was folded into it before: "" or "count ids first_us id,id" (ids as JSON).
+        Replies in the order of the rows.
         """
-        members = [len(rows)] + [1] * (len(rows) - 1)
-        extras: list[list[Argument]] = [
-            [*grant, *_frame(r.notification), m] for r, m in zip(rows, members, strict=True)
-        ]
-        return self._rows("deliver", rows, extras, self._feed(), "order", chunk=len(rows))
+        replies: list[RowReply] = []
+        rows: list[HeldRow] = []
+        extras: list[list[Argument]] = []
+        for k, (group, grant) in enumerate(zip(groups, grants, strict=True)):
+            if len(rows) + len(group) > CHUNK:
+                replies += self._rows("deliver", rows, extras, self._feed(), "order")
+                rows, extras = [], []
+            for place, row in enumerate(group):
+                members = len(group) if place == 0 else 1
+                rows.append(row)
+                extras.append([*grant, *_frame(row.notification), members, folded[k][place] if folded else ""])
+        return replies + self._rows("deliver", rows, extras, self._feed(), "order")
+
+    def fold_rows(self, rows: Sequence[HeldRow]) -> list[RowReply]:
+        """All but the last end as digested into the last, which is kept. If the last has ended, all are kept."""
+        return self._rows("fold", rows, [[]] * len(rows), chunk=len(rows))
 
     def deny_rows(self, rows: Sequence[HeldRow], denials: Sequence[Denial]) -> list[RowReply]:
         """Back to their rows, to be tried again later."""
@@ -137,9 +157,10 @@ class Ledger:
             for reply, denial in zip(replies, denials, strict=True)
         ]
 
-    def book_rows(self, rows: Sequence[HeldRow], end: End, reason: str = "-") -> list[RowReply]:
-        """Ended or parked."""
-        return self._rows("book", rows, [[end, reason, "own"]] * len(rows))
+    def book_rows(self, rows: Sequence[HeldRow], end: End | Sequence[End], reason: str = "-") -> list[RowReply]:
+        """Ended or parked, all or each its own way; up to a hundred rows are booked in one step."""
+        ends = [end] * len(rows) if isinstance(end, End) else end
+        return self._rows("book", rows, [[each, reason, "own"] for each in ends])
 
     def check_rows(self, rows: Sequence[HeldRow], intervals_us: Sequence[int]) -> list[RowReply]:
         """Before a channel outside: go, ended, parked, or keep (an earlier one waits)."""

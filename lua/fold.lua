@@ -1,0 +1,32 @@
+#!lua flags=allow-oom
+-- with: ledger
+-- Folds rows of one user and collapse key into the newest of them: the others end as digested, it waits on. What they
+-- were has been written into its row before, so that its digest will tell of them.
+--
+-- KEYS[i]  shard prefix of item i
+-- ARGV     per item ITEM arguments; rows in seq order, the last is the one that stays
+-- Reply    {now (us), then per item: code, 0}; code "ended" | "parked" | "keep" (the last; all, if the last has ended)
+
+local reply = { int(now) }
+local last = item_at(KEYS[#KEYS], 1 + (#KEYS - 1) * ITEM)
+local carrier, gone = row_head(last)
+if carrier and carrier.expires > 0 and carrier.expires <= now then
+  book(last, carrier, 'expired')
+  carrier, gone = nil, 'ended'
+end
+
+for i = 1, #KEYS do
+  local item, code = item_at(KEYS[i], 1 + (i - 1) * ITEM), 'keep'
+  if i == #KEYS then
+    code = gone or 'keep'
+  elseif carrier then
+    local e, ended = row_head(item)
+    if e then
+      book(item, e, e.expires > 0 and e.expires <= now and 'expired' or 'digested')
+    end
+    code = ended or 'ended'
+  end
+  reply[#reply + 1] = code
+  reply[#reply + 1] = '0'
+end
+return reply
