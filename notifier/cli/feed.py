@@ -44,7 +44,7 @@ def read(settings: Settings, user_id: str) -> list[str]:
         raise StateUnavailable(f"state Redis (NOTIFIER_REDIS_URL) cannot be read: {type(error).__name__}") from None
     finally:
         client.close()
-    return [entry_of(stream_id, fields[b"f"]).frame for stream_id, fields in found]
+    return [entry_of(stream_id, fields[b"f"]).text for stream_id, fields in found]
 
 
 def _print(frames: list[dict[str, Any]]) -> None:

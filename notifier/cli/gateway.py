@@ -7,6 +7,7 @@ import logging
 import click
 
 from notifier.cli.output import example
+from notifier.errors import NotifierError
 
 
 @click.command(epilog=example("notifier gateway", "notifier gateway --host 0.0.0.0 --port 8080"))
@@ -17,13 +18,17 @@ def command(host: str | None, port: int | None) -> None:
 
     Any number of them may run beside each other; they share nothing but state Redis. Needs NOTIFIER_SECRET.
     """
-    from notifier.gateway.server import serve
+    from notifier.gateway.server import allow_many_connections, listen, server
     from notifier.settings import Settings
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     settings = Settings()
-    serve(
-        settings,
-        settings.gateway_host if host is None else host,
-        settings.gateway_port if port is None else port,
-    )
+    gateway = server(settings)
+    address = settings.gateway_host if host is None else host, settings.gateway_port if port is None else port
+    try:
+        listener = listen(*address)
+    except OSError as error:
+        raise NotifierError(f"cannot listen on {address[0]} port {address[1]}: {error.strerror}") from None
+    allow_many_connections()
+    logging.info("the gateway listens on %s port %d", *listener.getsockname()[:2])
+    gateway.run([listener])

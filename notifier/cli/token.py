@@ -16,10 +16,10 @@ def command(user: str, ttl: float, as_json: bool) -> None:
 
     Whoever has it reads that feed until it expires: for development, and for a look at one user's feed.
     """
-    from notifier.gateway.auth import make_token, secret_of
+    from notifier.gateway.auth import token_for
     from notifier.settings import Settings
 
-    token = make_token(secret_of(Settings()), user, ttl)
+    token = token_for(Settings(), user, ttl)
     if as_json:
         emit_json({"user": user, "token": token, "ttl_s": int(ttl)})
     else:

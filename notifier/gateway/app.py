@@ -1,58 +1,58 @@
-"""The web application: `/ws`, the page at `/`, `/notifier.js`, `/healthz`, `/readyz`."""
+"""The web application: `/ws`, `/sse`, the page at `/`, `/notifier.js`, `/healthz`, `/readyz`, `/metrics`."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from functools import partial
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from notifier.errors import StateUnavailable
+from notifier.gateway import meters, web
 from notifier.gateway.auth import SUBPROTOCOL, Auth, Refused, Session
-from notifier.gateway.client import TOKEN_EXPIRED, Client
+from notifier.gateway.client import GOING_AWAY, POLICY, TOKEN_EXPIRED, Client, Wire
 from notifier.gateway.feed import Cursor, is_id
 from notifier.gateway.hub import Hub
-from notifier.gateway.server import ABORT
+from notifier.gateway.wires import EventWire, WebSocketWire
+from notifier.limits.local import LocalBucket
 from notifier.settings import Settings
 
 MAX_PER_USER = 32  # connections of one user to one process
-STATIC = Path(__file__).with_name("static")
-CSP = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+TALK = (20, 2.0)  # messages a client may send: at once, and per second
+PONG = '{"type":"pong"}'
 
 
 def create_app(settings: Settings | None = None) -> Starlette:
-    """The ASGI application, one hub each. Raises SettingsError where the secret is missing."""
-    settings = settings or Settings()
-    gateway = Gateway(settings)
-    return Starlette(
+    """The ASGI application; `app.state.gateway` is its Gateway. Raises SettingsError where the secret is missing."""
+    gateway = Gateway(settings or Settings())
+    app = Starlette(
         routes=[
-            Route("/", page),
-            Route("/notifier.js", script),
-            Route("/healthz", alive),
+            Route("/", web.page),
+            Route("/notifier.js", web.script),
+            Route("/healthz", web.alive),
             Route("/readyz", gateway.ready),
+            Route("/metrics", web.metrics),
+            Route("/sse", gateway.events),
             WebSocketRoute("/ws", gateway.websocket),
-            Mount("/static", StaticFiles(directory=STATIC)),
+            Mount("/static", StaticFiles(directory=web.STATIC)),
         ],
-        middleware=[Middleware(SecurityHeaders)],
-        exception_handlers={Refused: refuse},
+        middleware=[Middleware(web.SecurityHeaders)],
+        exception_handlers={Refused: web.refuse},
         lifespan=gateway.lifespan,
         max_body_size=65_536,
     )
+    app.state.gateway = gateway
+    return app
 
 
 class Gateway:
@@ -61,7 +61,8 @@ class Gateway:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._auth = Auth.from_settings(settings)
-        self._hub = Hub(settings.redis_url, settings.state_timeout)
+        self._hub = Hub(settings.redis_url, settings.state_timeout, settings.feed_seconds)
+        self._draining = False
 
     @asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -74,9 +75,20 @@ class Gateway:
             with suppress(asyncio.CancelledError):
                 await listening
 
+    async def drain(self, longest_s: float) -> None:
+        """Ask every client to come back, to another process; not all in the same moment."""
+        self._draining = True
+        clients = list(self._hub.clients)
+        pause_s = min(longest_s / len(clients), 0.01) if clients else 0.0
+        for client in clients:
+            client.close(GOING_AWAY, "this server is going away: connect again and resume")
+            await asyncio.sleep(pause_s)
+
     async def ready(self, _request: Request) -> Response:
         """200 while state Redis answers and its pushes are heard; else 503."""
         try:
+            if self._draining:
+                raise StateUnavailable("going away")
             await self._hub.ping()
         except StateUnavailable as error:
             return JSONResponse({"status": "unavailable", "reason": str(error)}, 503)
@@ -85,88 +97,93 @@ class Gateway:
     async def websocket(self, websocket: WebSocket) -> None:
         """A user's feed: `hello` first, then frames, from `?last_id=` on."""
         wire = WebSocketWire(websocket)
+        offered = websocket.scope["subprotocols"]
         try:
-            session = self._auth.check(websocket.headers, websocket.scope["subprotocols"], scheme=websocket.url.scheme)
+            session = self._auth.check(websocket.headers, offered, scheme=websocket.url.scheme)
             client = await self._admit(session, last_id_of(websocket.query_params.get("last_id")), wire)
         except Refused as error:
-            await deny(websocket, error)
+            await web.deny(websocket, error)
             return
-        try:
-            await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in websocket.scope["subprotocols"] else None)
+        with self._connected(client, session, "websocket"), suppress(WebSocketDisconnect, RuntimeError):
+            await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
             client.start()
-            expiry = asyncio.get_running_loop().call_later(
-                max(0.0, session.expires_s - time.time()), client.close, TOKEN_EXPIRED, "the token has expired"
-            )
-            try:
-                while True:
-                    await websocket.receive_text()
-            finally:
-                expiry.cancel()
-        except (WebSocketDisconnect, KeyError, RuntimeError):  # gone; sent bytes; gone before it was accepted
-            pass
-        finally:
-            client.gone()
-            self._hub.leave(client)
+            await self._hear(websocket, client)
 
-    async def _admit(self, session: Session, last_id: str | None, wire: WebSocketWire) -> Client:
+    async def events(self, request: Request) -> Response:
+        """The same as an event stream, from `Last-Event-ID` or `?last_id=` on. Raises Refused."""
+        session = self._auth.check(request.headers, scheme=request.url.scheme)
+        last_id = last_id_of(request.headers.get("last-event-id") or request.query_params.get("last_id"))
+        return EventStream(self, session, last_id)
+
+    async def stream(self, session: Session, last_id: str | None, wire: EventWire) -> None:
+        """Serve an event stream until either side ends it. Raises Refused."""
+        client = await self._admit(session, last_id, wire)
+        with self._connected(client, session, "sse"):
+            await wire.run(client.start)
+
+    async def _admit(self, session: Session, last_id: str | None, wire: Wire) -> Client:
         """A client whose pushes arrive, not yet started. Raises Refused."""
+        if self._draining:
+            raise Refused(503, "going_away", "this server is going away; connect again")
         if self._hub.connections_of(session.user_id) >= MAX_PER_USER:
             raise Refused(429, "too_many_connections", f"over {MAX_PER_USER} connections of this user; close some")
-        cursor = Cursor(last_id, self._settings.feed_length)
-        client = Client(session.user_id, cursor, wire, partial(self._hub.read, session.user_id))
+        client = Client(session.user_id, Cursor(last_id, self._settings.feed_length), wire, self._hub)
         try:
             await self._hub.join(client)
         except StateUnavailable as error:
             raise Refused(503, "unavailable", f"{error}; try again soon") from None
         return client
 
-
-class WebSocketWire:
-    """Carries messages over a websocket."""
-
-    def __init__(self, websocket: WebSocket) -> None:
-        self._websocket = websocket
-
-    async def send(self, text: str) -> None:
-        """One text message."""
+    @contextmanager
+    def _connected(self, client: Client, session: Session, transport: str) -> Iterator[None]:
+        meters.CLIENTS.labels(transport).inc()
+        expiry = asyncio.get_running_loop().call_later(
+            max(0.0, session.expires_s - time.time()), client.close, TOKEN_EXPIRED, "the token has expired"
+        )
         try:
-            await self._websocket.send_text(text)
-        except (WebSocketDisconnect, RuntimeError):
-            raise ConnectionResetError from None
+            yield
+        finally:
+            expiry.cancel()
+            client.gone()
+            self._hub.leave(client)
+            meters.CLIENTS.labels(transport).dec()
 
-    async def close(self, code: int, reason: str) -> None:
-        """A closing handshake."""
-        try:
-            await self._websocket.close(code, reason)
-        except (WebSocketDisconnect, RuntimeError):
-            raise ConnectionResetError from None
+    async def _hear(self, websocket: WebSocket, client: Client) -> None:
+        """What a client may say: `{"type":"ping"}`, and `{"type":"read","id":...}` for all up to that id."""
+        patience = LocalBucket(*TALK)
+        while True:
+            try:
+                said = json.loads(await websocket.receive_text())
+                kind = said["type"]
+                read_id = said["id"] if kind == "read" else ""
+                sane = kind in ("ping", "read") and isinstance(read_id, str) and (is_id(read_id) or kind == "ping")
+            except (KeyError, TypeError, ValueError, RecursionError):  # bytes come without a text
+                sane = False
+            if not sane or not patience.consume():
+                client.close(POLICY, "not understood, or too many messages")
+                continue  # until the connection has closed
+            if kind == "ping":
+                await websocket.send_text(PONG)
+            else:
+                with suppress(StateUnavailable):  # the client sees no answer, and says it again
+                    await self._hub.read_mark(client.user_id, read_id)
 
-    def abort(self) -> None:
-        """Drop the connection with all that is unsent, where the server can."""
-        abort = self._websocket.scope.get("extensions", {}).get(ABORT)
-        if abort:
-            abort["abort"]()
 
+class EventStream(Response):
+    """The answer of `/sse`."""
 
-class SecurityHeaders:
-    """Puts the same careful headers on every response."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, gateway: Gateway, session: Session, last_id: str | None) -> None:
+        super().__init__()
+        self._gateway = gateway
+        self._session = session
+        self._last_id = last_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
-
-        async def careful(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["content-security-policy"] = CSP
-                headers["x-content-type-options"] = "nosniff"
-                headers["referrer-policy"] = "no-referrer"
-                headers.setdefault("cache-control", "no-cache")
-            await send(message)
-
-        await self._app(scope, receive, careful if scope["type"] == "http" else send)
+        try:
+            await self._gateway.stream(self._session, self._last_id, EventWire(scope, receive, send))
+        except Refused as error:
+            await web.refusal(error)(scope, receive, send)
 
 
 def last_id_of(text: str | None) -> str | None:
@@ -176,40 +193,3 @@ def last_id_of(text: str | None) -> str | None:
     if not is_id(text):
         raise Refused(400, "last_id_invalid", "last_id must be the id of a frame, like 1764471120123-0, or left out")
     return text
-
-
-async def page(_request: Request) -> Response:
-    """A page that shows a user's feed."""
-    return FileResponse(STATIC / "index.html")
-
-
-async def script(_request: Request) -> Response:
-    """The browser's client."""
-    return FileResponse(STATIC / "notifier.js")
-
-
-async def alive(_request: Request) -> Response:
-    """200 as long as the process runs."""
-    return JSONResponse({"status": "alive"})
-
-
-def refusal(error: Refused) -> Response:
-    """What a client that is not let in gets."""
-    headers = {"retry-after": "1"} if error.status == 503 else {}
-    return JSONResponse({"error": error.kind, "message": str(error)}, error.status, headers)
-
-
-async def refuse(_request: Request, error: Exception) -> Response:
-    """Starlette's handler for Refused."""
-    if not isinstance(error, Refused):
-        raise error
-    return refusal(error)
-
-
-async def deny(websocket: WebSocket, error: Refused) -> None:
-    """Answer the handshake with an HTTP error, where the server can."""
-    with suppress(WebSocketDisconnect, RuntimeError):
-        if "websocket.http.response" in websocket.scope.get("extensions", {}):
-            await websocket.send_denial_response(refusal(error))
-        else:
-            await websocket.close(1008, error.kind)

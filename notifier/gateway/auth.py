@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 import jwt
+from pydantic import SecretStr
 
 from notifier.errors import InvalidNotification, NotifierError, SettingsError
 from notifier.notification import clean_user_id
@@ -16,6 +18,7 @@ from notifier.settings import Settings
 SUBPROTOCOL = "notifier.v1"
 BEARER = "bearer."
 MAX_TOKEN = 4_096  # characters
+SHORTEST_SECRET = 32  # characters; HS256 asks for 256 bits
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _HOW = f"send 'Sec-WebSocket-Protocol: {SUBPROTOCOL}, {BEARER}<token>' or 'Authorization: Bearer <token>'"
 
@@ -37,36 +40,61 @@ class Session:
     expires_s: float
 
 
-def make_token(secret: str, user_id: str, ttl_s: float) -> str:
+def make_token(secret: str, user_id: str, ttl_s: float, *, issuer: str = "", audience: str = "") -> str:
     """A token for one user, valid for `ttl_s` seconds from now."""
     now_s = int(time.time())
-    claims = {"sub": clean_user_id(user_id), "iat": now_s, "exp": now_s + max(1, int(ttl_s))}
+    claims: dict[str, Any] = {"sub": clean_user_id(user_id), "iat": now_s, "exp": now_s + max(1, int(ttl_s))}
+    if issuer:
+        claims["iss"] = issuer
+    if audience:
+        claims["aud"] = audience
     return jwt.encode(claims, secret, algorithm="HS256")
+
+
+def token_for(settings: Settings, user_id: str, ttl_s: float) -> str:
+    """A token that a gateway with these settings accepts. Raises SettingsError where the secret is missing."""
+    issuer, audience = settings.token_issuer, settings.token_audience
+    return make_token(secret_of(settings), user_id, ttl_s, issuer=issuer, audience=audience)
 
 
 def secret_of(settings: Settings) -> str:
     """The signing secret. Raises SettingsError where it is missing or short."""
-    secret = settings.secret.get_secret_value() if settings.secret else ""
-    if len(secret) < 32:
+    return _long_enough("SECRET", settings.secret)
+
+
+def _long_enough(name: str, secret: SecretStr | None) -> str:
+    text = secret.get_secret_value() if secret else ""
+    if len(text) < SHORTEST_SECRET:
         raise SettingsError(
-            "NOTIFIER_SECRET: must be set, to at least 32 characters; make one with "
+            f"NOTIFIER_{name}: must be set, to at least {SHORTEST_SECRET} characters; make one with "
             "python -c 'import secrets; print(secrets.token_urlsafe(48))'"
         )
-    return secret
+    return text
 
 
 class Auth:
     """Checks origin and token of a connection that asks to be let in."""
 
-    def __init__(self, secrets: Sequence[str], origins: Sequence[str] = ()) -> None:
-        """`secrets`: the first that verifies counts. `origins`: pages that may connect; none: the same host's."""
+    def __init__(
+        self, secrets: Sequence[str], origins: Sequence[str] = (), *, issuer: str = "", audience: str = ""
+    ) -> None:
+        """`secrets`: the first that verifies counts. `origins`: pages that may connect; none: the same host's.
+
+        `issuer` and `audience` must be in the token, if given.
+        """
         self._secrets = secrets
+        self._issuer = issuer or None
+        self._audience = audience or None
         self._origins = frozenset(_origin(each) for each in origins)
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Auth:
         """Raises SettingsError where the secret is missing."""
-        return cls([secret_of(settings)], [each for each in settings.allowed_origins.split(",") if each.strip()])
+        secrets = [secret_of(settings)]
+        if settings.previous_secret and settings.previous_secret.get_secret_value():
+            secrets.append(_long_enough("PREVIOUS_SECRET", settings.previous_secret))
+        origins = [each for each in settings.allowed_origins.split(",") if each.strip()]
+        return cls(secrets, origins, issuer=settings.token_issuer, audience=settings.token_audience)
 
     def check(self, headers: Mapping[str, str], subprotocols: Sequence[str] = (), *, scheme: str = "ws") -> Session:
         """Raises Refused. `headers` by lower-case name."""
@@ -92,10 +120,15 @@ class Auth:
         failure: jwt.InvalidTokenError = jwt.InvalidTokenError()
         for secret in self._secrets:
             try:
-                claims = jwt.decode(token, secret, algorithms=["HS256"], options={"require": ["sub", "exp"]})
+                claims = jwt.decode(
+                    token,
+                    secret,
+                    algorithms=["HS256"],
+                    options={"require": ["sub", "exp"], "verify_aud": self._audience is not None},
+                    issuer=self._issuer,
+                    audience=self._audience,
+                )
                 return Session(clean_user_id(claims["sub"]), float(claims["exp"]))
-            except jwt.InvalidSignatureError as error:
-                failure = error
             except jwt.ExpiredSignatureError:
                 raise Refused(401, "token_expired", "the token has expired; get a new one") from None
             except InvalidNotification:

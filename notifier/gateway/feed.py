@@ -18,11 +18,12 @@ HELD = 256  # pushes kept while a read is under way; beyond, the feed is read on
 _ID = re.compile(r"\d{1,20}-\d{1,20}", re.ASCII)
 
 
-class Entry(NamedTuple):
-    """One entry of a feed, as the client gets it."""
+class Message(NamedTuple):
+    """What a client gets: an entry of its feed, or, with a `type`, word about the feed. It then stands at `id`."""
 
     id: str
-    frame: str
+    text: str
+    type: str = ""
 
 
 class Push(NamedTuple):
@@ -42,7 +43,7 @@ class Step(NamedTuple):
     `gap`: entries between the two are gone, or may be.
     """
 
-    entries: list[Entry]
+    entries: list[Message]
     stands_at: str
     gap: bool
 
@@ -66,20 +67,45 @@ def parse_push(message: bytes) -> Push:
     return Push(stream_id, previous, frame)
 
 
-def entry_of(stream_id: bytes, field: bytes) -> Entry:
+def entry_of(stream_id: bytes, field: bytes) -> Message:
     """The feed keeps frames without brace and id; the payload in them is never parsed."""
     text = stream_id.decode()
-    return Entry(text, f'{{"id":"{text}",{field.decode()}')
+    return Message(text, f'{{"id":"{text}",{field.decode()}')
 
 
-def hello(recovered: bool, last_id: str) -> str:
-    """The first message to a client: whether nothing is missing after the id it named, and the id it now stands at."""
-    return json.dumps({"type": "hello", "recovered": recovered, "last_id": last_id}, separators=(",", ":"))
+class ReadMark(NamedTuple):
+    """How far the user has read: `unread` entries lie above `read_id`, counted when `counted_to` was the last."""
+
+    read_id: str
+    unread: int
+    counted_to: str
 
 
-def gap(last_id: str) -> str:
+def hello(recovered: bool, last_id: str, mark: ReadMark) -> Message:
+    """The first message to a client: is nothing missing after the id it named, and where it stands now."""
+    return _word("hello", last_id, {"recovered": recovered, "last_id": last_id, **mark._asdict()})
+
+
+def gap(last_id: str) -> Message:
     """Sent where entries were missed that the feed no longer keeps. The client now stands at `last_id`."""
-    return json.dumps({"type": "gap", "last_id": last_id}, separators=(",", ":"))
+    return _word("gap", last_id, {"last_id": last_id})
+
+
+def read_message(mark: ReadMark) -> Message:
+    """Sent when the user has read something, in whichever tab."""
+    return _word("read", "", mark._asdict())
+
+
+def _word(kind: str, stands_at: str, values: dict[str, object]) -> Message:
+    return Message(stands_at, json.dumps({"type": kind, **values}, separators=(",", ":")), kind)
+
+
+def parse_read(message: bytes) -> ReadMark | None:
+    """`read <read id> <unread> <counted to>`, as lua/mark_read.lua publishes it; None for anything else."""
+    word, *values = message.split(b" ", 4)
+    if word != b"read" or len(values) != 3:
+        return None
+    return ReadMark(values[0].decode(), int(values[1]), values[2].decode())
 
 
 class Cursor:
@@ -131,7 +157,7 @@ class Cursor:
         self._reading = False
         self._held = []
 
-    def apply(self, entries: Sequence[Entry]) -> Step:
+    def apply(self, entries: Sequence[Message]) -> Step:
         """Take what was read. `behind` afterwards: there is more to read."""
         self._reading = False
         whole_page = len(entries) >= PAGE
@@ -162,7 +188,7 @@ class Cursor:
         else:
             self._held = [_LOST]
 
-    def _release(self) -> list[Entry]:
+    def _release(self) -> list[Message]:
         """The pushes that came during the read, as far as they follow on."""
         held, self._held = self._held, []
         ready = []
@@ -172,5 +198,5 @@ class Cursor:
             if push is _LOST:
                 self.behind = True
             elif self.push(push):
-                ready.append(Entry(push.id, push.frame))
+                ready.append(Message(push.id, push.frame))
         return ready

@@ -8,7 +8,7 @@ import logging
 import math
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from redis.asyncio import ConnectionPool, Redis
@@ -18,8 +18,9 @@ from redis.exceptions import RedisError
 
 from notifier.errors import StateUnavailable
 from notifier.gateway.client import Client
-from notifier.gateway.feed import Entry, entry_of, parse_push
+from notifier.gateway.feed import Message, ReadMark, entry_of, parse_push, parse_read
 from notifier.redis import keys
+from notifier.redis.scripts import script
 
 READERS = 16  # connections that read feeds
 CHUNK = 500  # channels one SUBSCRIBE names
@@ -50,9 +51,10 @@ class Feed:
 class Hub:
     """Listens for pushes and hands each to the clients of its user."""
 
-    def __init__(self, url: str, timeout_s: float) -> None:
-        """`timeout_s` bounds connecting and every read of a feed. Nothing is opened before run() or read()."""
+    def __init__(self, url: str, timeout_s: float, feed_s: float) -> None:
+        """`timeout_s` bounds connecting and every read; `feed_s` is a read mark's life. Opens nothing before run()."""
         self._timeout_s = timeout_s
+        self._feed_s = math.ceil(feed_s)
         self._pool = ConnectionPool.from_url(
             url,
             max_connections=READERS + 2,
@@ -63,6 +65,7 @@ class Hub:
             protocol=2,
         )
         self._client = Redis(connection_pool=self._pool)
+        self._mark_script = self._client.register_script(script("mark_read").text)
         self._reading = asyncio.Semaphore(READERS)
         self._feeds: dict[bytes, Feed] = {}
         self._outbox: list[tuple[Any, ...]] = []
@@ -132,24 +135,30 @@ class Hub:
         feed = self._feeds.get(keys.user_key("feed", user_id, "websocket").encode())
         return len(feed.clients) if feed else 0
 
-    async def read(self, user_id: str, start: str, count: int) -> list[Entry]:
+    async def read(self, user_id: str, start: str, count: int) -> list[Message]:
         """The user's entries from `start` on, itself included. Raises StateUnavailable."""
         key = keys.user_key("feed", user_id, "websocket")
-        async with self._reading:
-            try:
-                found: Any = await self._client.xrange(key, min=start, count=count)
-            except (RedisError, OSError, TimeoutError) as error:
-                raise StateUnavailable(f"state Redis: {type(error).__name__}") from None
+        found: Any = await self._ask(lambda: self._client.xrange(key, min=start, count=count))
         return [entry_of(stream_id, fields[b"f"]) for stream_id, fields in found]
+
+    async def read_mark(self, user_id: str, read_id: str = "") -> ReadMark:
+        """How far the user has read, after moving the mark to `read_id`, if given. Raises StateUnavailable."""
+        names = [keys.user_key(kind, user_id, "websocket") for kind in ("feed", "read")]
+        reply: Any = await self._ask(lambda: self._mark_script(keys=names, args=[read_id, self._feed_s]))
+        return ReadMark(reply[0].decode(), int(reply[1]), reply[2].decode())
 
     async def ping(self) -> None:
         """Raises StateUnavailable unless Redis answers and the listener is connected."""
-        try:
-            await self._client.ping()
-        except (RedisError, OSError, TimeoutError) as error:
-            raise StateUnavailable(f"state Redis: {type(error).__name__}") from None
+        await self._ask(self._client.ping)
         if not self.connected:
             raise StateUnavailable("state Redis: not listening yet")
+
+    async def _ask(self, command: Callable[[], Awaitable[Any]]) -> Any:
+        async with self._reading:
+            try:
+                return await command()
+            except (RedisError, OSError, TimeoutError) as error:
+                raise StateUnavailable(f"state Redis: {type(error).__name__}") from None
 
     def _post(self, feed: Feed | None, *command: str) -> None:
         if self.connected:
@@ -198,13 +207,17 @@ class Hub:
         if feed is None:
             return
         try:
-            push = parse_push(message)
+            mark = parse_read(message)
+            push = None if mark else parse_push(message)
         except ValueError:
             _log.warning("a message that is no push arrived on a feed's channel; reading the feed instead")
             feed.confirm()
             return
         for client in feed.clients:
-            client.offer(push)
+            if push:
+                client.offer(push)
+            elif mark:
+                client.tell(mark)
 
     async def _transmit(self, connection: Any) -> None:
         while True:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
+import socket
 from asyncio.transports import BaseTransport
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import uvicorn
+from starlette.applications import Starlette
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from notifier.gateway.app import Gateway, create_app
+from notifier.gateway.wires import ABORT
 from notifier.settings import Settings
 
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
-
-ABORT = "notifier.abort"  # the ASGI extension by which the application drops a connection
 WRITE_BUFFER_BYTES = 65_536  # beyond, sending waits for the client
 MAX_MESSAGE_BYTES = 4_096  # what a client may send at once
-PING_S = 20.0
+PING_S = 20.0  # a client that has answered no ping for as long is gone
 ABORT_S = 2.0
+DRAIN_S = 5.0  # over which clients are sent away
+UNACKNOWLEDGED_MS = 40_000  # after which the kernel gives up a peer that is silent
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
@@ -43,28 +48,73 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         await super().run_asgi()
 
 
-def config(app: Starlette, host: str, port: int) -> uvicorn.Config:
-    """No compression (memory per connection), no access and no debug log (a client may have put a token anywhere)."""
-    return uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        ws=WebSocketProtocol,
-        ws_max_size=MAX_MESSAGE_BYTES,
-        ws_ping_interval=PING_S,
-        ws_ping_timeout=PING_S,
-        ws_per_message_deflate=False,
-        access_log=False,
-        log_config=None,
-        log_level="warning",
-        server_header=False,
-        timeout_graceful_shutdown=10,
-        backlog=4_096,
+class HttpProtocol(HttpToolsProtocol):
+    """uvicorn's, with a way to drop an event stream whose client has stopped reading."""
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self.scope["extensions"] = {ABORT: {"abort": self.transport.abort}}
+
+
+class Server(uvicorn.Server):
+    """Sends clients away one after the other before it stops."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """TERM or INT came."""
+        for server in self.servers:
+            server.close()
+        for each in sockets or []:
+            each.close()
+        app = self.config.app
+        if isinstance(app, Starlette) and not self.force_exit:
+            gateway: Gateway = app.state.gateway
+            await gateway.drain(DRAIN_S)
+        await super().shutdown(sockets)
+
+
+def server(settings: Settings, *, ping_s: float = PING_S) -> Server:
+    """A server, not yet listening. Raises SettingsError where the secret is missing.
+
+    No compression (memory per connection), no access and no debug log (a client may have put a token anywhere).
+    """
+    return Server(
+        uvicorn.Config(
+            create_app(settings),
+            http=HttpProtocol,
+            ws=WebSocketProtocol,
+            ws_max_size=MAX_MESSAGE_BYTES,
+            ws_ping_interval=ping_s,
+            ws_ping_timeout=ping_s,
+            ws_per_message_deflate=False,
+            access_log=False,
+            log_config=None,
+            log_level="warning",
+            server_header=False,
+            timeout_graceful_shutdown=10,
+        )
     )
 
 
-def serve(settings: Settings, host: str, port: int) -> None:
-    """Serve until TERM or INT. Raises SettingsError where the secret is missing."""
-    from notifier.gateway.app import create_app
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket whose connections the kernel ends when the peer has vanished. Raises OSError."""
+    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # inherited by what is accepted; Linux
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)
+        listener.bind(address)
+        listener.listen(4_096)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
 
-    uvicorn.Server(config(create_app(settings), host, port)).run()
+
+def allow_many_connections() -> None:
+    """Each takes a file descriptor, and the usual soft limit is 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notifier.gateway.feed import HELD, PAGE, START, Cursor, Entry, Push, entry_of, is_id, order, parse_push
+from notifier.gateway.feed import HELD, PAGE, START, Cursor, Message, Push, entry_of, is_id, order, parse_push
 
 
 @dataclass
@@ -25,14 +25,14 @@ class Stream:
         del self.ids[: -self.length]
         return Push(f"{self.ids[-1]}-0", f"{previous}-0", str(self.ids[-1]))
 
-    def read(self, start: str) -> list[Entry]:
-        return [Entry(f"{n}-0", str(n)) for n in self.ids if (n, 0) >= order(start)][:PAGE]
+    def read(self, start: str) -> list[Message]:
+        return [Message(f"{n}-0", str(n)) for n in self.ids if (n, 0) >= order(start)][:PAGE]
 
 
 def catch_up(cursor: Cursor, stream: Stream) -> list[int]:
     got: list[int] = []
     while cursor.behind:
-        got += [int(entry.frame) for entry in cursor.apply(stream.read(cursor.begin())).entries]
+        got += [int(entry.text) for entry in cursor.apply(stream.read(cursor.begin())).entries]
     return got
 
 
@@ -72,10 +72,10 @@ def test_resume_is_recovered_only_while_the_last_id_is_still_in_the_feed() -> No
         stream.add()
     kept = Cursor("3-0", 3)
     step = kept.apply(stream.read(kept.begin()))
-    assert ([entry.frame for entry in step.entries], step.stands_at, step.gap) == (["4", "5"], "3-0", False)
+    assert ([entry.text for entry in step.entries], step.stands_at, step.gap) == (["4", "5"], "3-0", False)
     trimmed = Cursor("2-0", 3)
     step = trimmed.apply(stream.read(trimmed.begin()))
-    assert ([entry.frame for entry in step.entries], step.gap) == (["3", "4", "5"], True)
+    assert ([entry.text for entry in step.entries], step.gap) == (["3", "4", "5"], True)
 
 
 def test_id_above_the_feeds_last_starts_over() -> None:
@@ -121,7 +121,7 @@ def test_more_pushes_during_a_read_than_are_held_cost_one_more_read() -> None:
     read = stream.read(cursor.begin())
     for _ in range(HELD + 5):
         assert not cursor.push(stream.add())
-    got = [int(entry.frame) for entry in cursor.apply(read).entries]
+    got = [int(entry.text) for entry in cursor.apply(read).entries]
     assert cursor.behind
     assert got + catch_up(cursor, stream) == list(range(1, HELD + 6))
 
@@ -149,14 +149,14 @@ def test_any_order_of_events(actions: list[str], length: int, before: int) -> No
     cursor = Cursor(None, length)
     got: list[int] = []
     told: set[int] = {0}
-    reading: list[Entry] | None = None
+    reading: list[Message] | None = None
     begun: str | None = None
     recent: list[Push] = []
 
-    def take(entries: list[Entry], gap: bool) -> None:
+    def take(entries: list[Message], gap: bool) -> None:
         if gap or not got:
             told.add(len(got))
-        got.extend(int(entry.frame) for entry in entries)
+        got.extend(int(entry.text) for entry in entries)
 
     for action in [*actions, "end"]:
         if action in ("add", "lose"):
@@ -196,7 +196,7 @@ def test_wire_forms() -> None:
     assert parse_push(b'12-3 0-0 {"id":"12-3","payload":"a b  c"}') == Push(
         "12-3", "0-0", '{"id":"12-3","payload":"a b  c"}'
     )
-    assert entry_of(b"12-3", b'"seq":1,"payload":{}}').frame == '{"id":"12-3","seq":1,"payload":{}}'
+    assert entry_of(b"12-3", b'"seq":1,"payload":{}}').text == '{"id":"12-3","seq":1,"payload":{}}'
     for bad in (b"", b"12-3", b"12-3 {}", b"x y z", b"\xff 0-0 z"):
         with pytest.raises(ValueError, match=r".*"):
             parse_push(bad)
