@@ -143,7 +143,8 @@ def render(report: Report) -> list[str]:
         )
         by_queue = ", ".join(f"{queue} {size:,}" for queue, size in queued.items())
         lines.append(f"  {'in flight':<10} {report.counts['in_flight']:>{width},}   {by_queue}")
-        lines.append("")
+        so_far = (("deferred", "deferrals"), ("replayed", "replayed"), ("published again", "republished"))
+        lines += ["", "so far: " + ", ".join(f"{word} {report.counts[name]:,}" for word, name in so_far)]
     if report.queue_age_s:
         ages = (
             f"{queue} {'unknown' if s is None else f'{s * 1000:,.0f} ms'}" for queue, s in report.queue_age_s.items()
