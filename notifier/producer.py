@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +14,7 @@ from notifier import channels, metrics, runtime
 from notifier.errors import InvalidNotification, NotAccepted, StateUnavailable
 from notifier.ledger import CHUNK, Ledger
 from notifier.notification import Notification, Priority
-from notifier.wire import QUEUE_OF, SEND_NOTIFICATION, SEND_NOTIFICATIONS, Message
+from notifier.wire import QUEUE_OF, SEND_NOTIFICATION, SEND_NOTIFICATIONS, Message, batch_to_kwargs
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -105,8 +106,8 @@ def _without_ledger(
 def publish(app: Celery, messages: Iterable[tuple[Priority, Message]]) -> None:
     """Publish, recipients of one payload together. Raises the broker's errors, within about half a second."""
     groups = [
-        (queue, shared, [m.notification.user_id for _, m in group])
-        for (queue, shared), group in groupby(messages, key=lambda pair: (pair[0], _shared(pair[1])))
+        (queue, [message for _, message in group])
+        for (queue, _), group in groupby(messages, key=lambda pair: (pair[0], _shared(pair[1])))
     ]
     if not groups:
         return
@@ -125,12 +126,14 @@ def publish_task(app: Celery, name: str, kwargs: dict[str, Any], queue: str, exp
         _send(app, producer, name, kwargs, queue, None, expires_s)
 
 
-def _publish(app: Celery, groups: Sequence[tuple[Priority, dict[str, Any], list[str]]]) -> None:
+def _publish(app: Celery, groups: Sequence[tuple[Priority, list[Message]]]) -> None:
     with _producers(app, os.getpid()).acquire(block=True, timeout=PUBLISH_TIMEOUT_S) as producer:
-        for queue, shared, user_ids in groups:
-            who: dict[str, Any] = {"user_id": user_ids[0]} if len(user_ids) == 1 else {"user_ids": user_ids}
-            name = SEND_NOTIFICATION if len(user_ids) == 1 else SEND_NOTIFICATIONS
-            _send(app, producer, name, {**who, **shared}, QUEUE_OF[queue], shared["notification_id"], None)
+        for queue, messages in groups:
+            if len(messages) == 1:
+                name, kwargs = SEND_NOTIFICATION, messages[0].to_kwargs()
+            else:
+                name, kwargs = SEND_NOTIFICATIONS, batch_to_kwargs(messages)
+            _send(app, producer, name, kwargs, QUEUE_OF[queue], messages[0].notification.notification_id, None)
 
 
 def _send(
@@ -161,10 +164,9 @@ def _send(
     )
 
 
-def _shared(message: Message) -> dict[str, Any]:
-    kwargs = message.to_kwargs()
-    del kwargs["user_id"]
-    return kwargs
+def _shared(message: Message) -> Message:
+    """What recipients of one message have in common."""
+    return replace(message, notification=replace(message.notification, user_id=""), epoch="")
 
 
 @lru_cache(maxsize=32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -83,6 +83,25 @@ class Message:
             unledgered=values["unledgered"],
             again=redelivered or values["again"],
         )
+
+
+def batch_to_kwargs(messages: Sequence[Message]) -> dict[str, Any]:
+    """One message to many: they differ in user and epoch (one a shard) only."""
+    kwargs = messages[0].to_kwargs()
+    for name in ("user_id", "epoch"):
+        kwargs.pop(name, None)
+    return {"user_ids": [m.notification.user_id for m in messages], "epochs": [m.epoch for m in messages], **kwargs}
+
+
+def batch_from_kwargs(kwargs: Mapping[str, Any], *, redelivered: bool = False) -> list[Message]:
+    """The inverse of batch_to_kwargs. Raises InvalidNotification."""
+    shared = {name: value for name, value in kwargs.items() if name not in ("user_ids", "epochs")}
+    users = kwargs["user_ids"]
+    epochs = kwargs.get("epochs") or [""] * len(users)
+    return [
+        Message.from_kwargs({**shared, "user_id": user, "epoch": epoch}, redelivered=redelivered)
+        for user, epoch in zip(users, epochs, strict=True)
+    ]
 
 
 def fields_of(n: Notification) -> dict[str, Any]:

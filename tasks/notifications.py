@@ -12,7 +12,7 @@ from celery import shared_task
 
 from notifier.errors import InvalidNotification
 from notifier.notification import Notification, clean_user_id
-from notifier.wire import SEND_NOTIFICATION, SEND_NOTIFICATIONS, Message
+from notifier.wire import SEND_NOTIFICATION, SEND_NOTIFICATIONS, Message, batch_from_kwargs
 from tasks.base import NotificationTask
 from tasks.home import in_home_app
 
@@ -88,8 +88,7 @@ class SendNotifications(NotificationTask):
     def read_message(self, args: Sequence[Any], kwargs: Mapping[str, Any], redelivered: bool) -> list[Message]:
         """One a recipient."""
         named = {"notification_id": self.request.id, **dict(zip(("user_ids", "payload"), args, strict=False)), **kwargs}
-        users = named.pop("user_ids")
-        return [Message.from_kwargs({**named, "user_id": user}, redelivered=redelivered) for user in users]
+        return batch_from_kwargs(named, redelivered=redelivered)
 
 
 def _recipient(position: int, user: object) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from notifier.notification import Identity, Notification, Priority
 from notifier.redis.keys import identity_part, parse_identity, shard_of, user_part
-from notifier.wire import Message, pack_meta, unpack
+from notifier.wire import Message, batch_from_kwargs, batch_to_kwargs, pack_meta, unpack
 
 text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=20)
 notifications = st.builds(
@@ -24,6 +26,12 @@ def test_reads_back(n: Notification, accepted_us: int, unledgered: bool, again: 
 @given(notifications, text)
 def test_what_bodies_keep_reads_back(n: Notification, error: str) -> None:
     assert unpack(n.identity, f"{pack_meta(n, error)}\n{n.body}") == (n, error)
+
+
+@given(notifications, st.lists(st.tuples(text, text), min_size=1, max_size=5))
+def test_a_batch_reads_back(n: Notification, recipients: list[tuple[str, str]]) -> None:
+    messages = [Message(replace(n, user_id=user), 7, epoch) for user, epoch in recipients]
+    assert batch_from_kwargs(batch_to_kwargs(messages)) == messages
 
 
 def test_arguments_of_a_newer_version_are_passed_over() -> None:

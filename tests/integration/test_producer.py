@@ -1,0 +1,157 @@
+"""What happens inside delay() and notify(), with every server up, down or silent."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from celery import Celery
+from redis import Redis
+
+from notifier import producer, runtime
+from notifier.embedded.valkey import Valkey
+from notifier.errors import InvalidNotification, NotAccepted
+from notifier.notification import Notification
+from notifier.settings import Settings
+from tests.support import free_port
+
+Use = Callable[..., Celery]
+
+
+@pytest.fixture
+def use(settings: Settings) -> Iterator[Use]:
+    """Make these settings the process's, and an app on its broker."""
+
+    def configure(**changes: object) -> Celery:
+        runtime.close()
+        changed = settings.model_copy(update=changes)
+        runtime.get(changed)
+        return Celery("theirs", broker=changed.broker_url, set_as_current=False)
+
+    yield configure
+    runtime.close()
+
+
+def note(user: str = "anna", **options: object) -> Notification:
+    return Notification.create(user, {"text": "hello"}, **options)  # type: ignore[arg-type]
+
+
+def queued(server: Valkey, queue: str = "normal", db: int = 1) -> list[tuple[dict[str, object], dict[str, object]]]:
+    """(headers, kwargs) of every message in a queue, oldest first."""
+    with Redis.from_url(server.url(db)) as client:
+        messages = [json.loads(raw) for raw in reversed(client.lrange(f"notifier.{queue}", 0, -1))]  # type: ignore
+    return [(m["headers"], json.loads(base64.b64decode(m["body"]))[1]) for m in messages]
+
+
+def test_accepted_then_published_without_a_trace_of_the_payload(use: Use, valkey: Valkey) -> None:
+    app = use()
+    n = note(notification_id="n1")
+    (sending,) = producer.accept_and_publish(app, [n])
+    assert sending == ("n1", "anna", "queued")
+    ((headers, kwargs),) = queued(valkey)
+    assert (headers["task"], headers["id"], kwargs["body"]) == ("notifier.send_notification", "n1", n.body)
+    assert headers["ignore_result"]
+    assert "hello" not in json.dumps(headers)
+
+
+def test_notify_needs_no_app(use: Use, valkey: Valkey) -> None:
+    use()
+    notification_id = producer.notify("anna", {"__type__": "date", "__value__": "x"}, priority="critical")
+    ((headers, kwargs),) = queued(valkey, "critical")
+    assert (headers["id"], kwargs["body"]) == (notification_id, '{"__type__":"date","__value__":"x"}')
+
+
+def test_recipients_of_one_payload_travel_together(use: Use, valkey: Valkey) -> None:
+    app = use()
+    shared = note(priority="bulk")
+    users = [f"user-{k}" for k in range(250)]
+    producer.accept_and_publish(app, [replace(shared, user_id=user) for user in users])
+    messages = queued(valkey, "bulk")
+    assert [len(kwargs["user_ids"]) for _, kwargs in messages] == [100, 100, 50]  # type: ignore[arg-type]
+    assert [user for _, kwargs in messages for user in kwargs["user_ids"]] == users  # type: ignore[attr-defined]
+    assert {headers["task"] for headers, _ in messages} == {"notifier.send_notifications"}
+
+
+def test_a_duplicate_is_not_published_again(use: Use, valkey: Valkey) -> None:
+    app = use()
+    statuses = [producer.accept_and_publish(app, [note(notification_id="n1")])[0].status for _ in range(2)]
+    assert statuses == ["queued", "duplicate"]
+    assert len(queued(valkey)) == 1
+
+
+def test_a_channel_that_is_not_installed_is_refused(use: Use) -> None:
+    with pytest.raises(InvalidNotification, match="^channel: 'pigeon' is not one of console, websocket"):
+        producer.accept_and_publish(use(), [note(channel="pigeon")])
+
+
+def test_broker_down_the_ledger_keeps_it(use: Use) -> None:
+    app = use(broker_url=f"redis://127.0.0.1:{free_port()}/0")
+    assert producer.accept_and_publish(app, [note()])[0].status == "queued"
+    assert runtime.get().ledger.counts().in_flight == 1
+
+
+def test_ledger_down_the_broker_gets_it_and_is_told(use: Use, valkey: Valkey) -> None:
+    app = use(redis_url=f"redis://127.0.0.1:{free_port()}/0")
+    assert producer.accept_and_publish(app, [note()])[0].status == "published"
+    ((_, kwargs),) = queued(valkey)
+    assert kwargs["unledgered"] is True
+
+
+def test_a_lost_reply_is_not_ledger_down(use: Use, valkey: Valkey, fresh_valkey: Callable[..., Valkey]) -> None:
+    server = fresh_valkey()
+    app = use(redis_url=server.url(), state_timeout=0.2)
+    runtime.get().ledger.now_us()
+    server.freeze()
+    try:
+        producer.accept_and_publish(app, [note()])
+    finally:
+        server.thaw()
+    ((_, kwargs),) = queued(valkey)
+    assert not kwargs.get("unledgered")
+    assert kwargs["again"] is True  # two copies may exist: its starts are counted
+    assert int(str(kwargs["accepted_us"])) > 0
+
+
+@pytest.mark.parametrize("broker", ["redis", "amqp"])
+def test_both_down_nothing_is_accepted_and_all_are_named(use: Use, broker: str) -> None:
+    nowhere = f"127.0.0.1:{free_port()}"
+    app = use(redis_url=f"redis://{nowhere}/0", broker_url=f"{broker}://{nowhere}/0")
+    shared = note(notification_id="n1")
+    users = [f"user-{k}" for k in range(150)]
+    with pytest.raises(NotAccepted, match="'n1' to 150 recipients was not accepted") as refused:
+        producer.accept_and_publish(app, [replace(shared, user_id=user) for user in users])
+    assert refused.value.recipients == users
+
+
+def test_a_silent_server_does_not_hold_the_caller(use: Use, fresh_valkey: Callable[..., Valkey]) -> None:
+    server = fresh_valkey()
+    app = use(redis_url=server.url(0), broker_url=server.url(1))
+    producer.accept_and_publish(app, [note()])  # connections are warm
+    server.freeze()
+    refused = threading.Event()
+
+    def send() -> None:
+        with pytest.raises(NotAccepted):
+            producer.accept_and_publish(app, [note()])
+        refused.set()
+
+    caller = threading.Thread(target=send)
+    caller.start()
+    try:
+        assert refused.wait(10)  # it ended while the server was still silent
+    finally:
+        server.thaw()
+        caller.join()
+
+
+def test_a_connection_gone_stale_is_replaced_at_once(use: Use, fresh_valkey: Callable[..., Valkey]) -> None:
+    server = fresh_valkey()
+    app = use(broker_url=server.url(1))
+    producer.accept_and_publish(app, [note()])
+    server.restart()
+    producer.accept_and_publish(app, [note("ben")])
+    assert {kwargs["user_id"] for _, kwargs in queued(server)} >= {"ben"}
