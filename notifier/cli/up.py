@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from notifier.cli.output import example
+from notifier.cli.signals import ended_by_signals, undisturbed
 
 if TYPE_CHECKING:
     from notifier.lab.servers import Servers
@@ -39,7 +37,7 @@ def command(workers: int, concurrency: int) -> None:
     from notifier.lab.servers import Servers
     from notifier.settings import Settings
 
-    with _ended_by_signals(), runfile.only_one():
+    with ended_by_signals(), runfile.only_one():
         settings = Settings()
         servers = Servers()
         try:
@@ -47,7 +45,7 @@ def command(workers: int, concurrency: int) -> None:
         except KeyboardInterrupt:
             click.echo("\nstopping")
         finally:
-            with _undisturbed():
+            with undisturbed():
                 servers.stop()
     click.echo("stopped; nothing is left running")
 
@@ -83,7 +81,7 @@ def _run(settings: Settings, servers: Servers, workers: int, concurrency: int) -
             stack.tend(_step)
             time.sleep(TEND_S)
     finally:
-        with _undisturbed():
+        with undisturbed():
             stack.stop()
 
 
@@ -130,29 +128,3 @@ def _tell(settings: Settings, servers: Servers, stack: Stack, took_s: float) -> 
     ):
         click.echo(f"  {name:<10} {text}")
     click.echo()
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """TERM and HUP end it just as Ctrl-C does."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    for number in before:
-        signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C must not leave half of it running; what runs here ends within seconds anyway."""
-    before = {
-        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,0 +1,224 @@
+"""The demo: a whole installation on this machine under a noisy user's bursts, and its books at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from notifier import producer, runtime
+from notifier.deadletters.migrate import upgrade
+from notifier.gateway.auth import make_token
+from notifier.lab import account, stores
+from notifier.lab.servers import Servers
+from notifier.lab.sockets import Sockets
+from notifier.lab.stack import Stack
+from notifier.lab.traffic import Traffic
+from notifier.licence import Counts
+from notifier.settings import Settings, raw_values
+
+NOISY = "noisy"
+QUIET = tuple(f"quiet-{number:02}" for number in range(1, 21))
+WORKERS, CONCURRENCY = 2, 2
+DRAIN_S = 10.0
+ARRIVE_S = 3.0  # what is booked as delivered is at the sockets within this
+LOOK_S = 0.1
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A look at a running demo."""
+
+    step: str
+    elapsed_s: float = 0.0
+    accepted: int = 0
+    delivered: int = 0
+    deferred: int = 0
+    replayed: int = 0
+    waiting: int = 0
+    quiet_p50_ms: float = 0.0
+    quiet_p99_ms: float = 0.0
+    grants: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The books. delivered, lost, duplicates and disorder are counted at the sockets against the senders' own list."""
+
+    accepted: int
+    delivered: int
+    digested: int
+    expired: int
+    dropped: int
+    duplicate: int
+    parked: int
+    waiting: int
+    in_flight: int
+    lost: int
+    duplicates: int
+    disorder: int
+    limit_excess: float
+    quiet_p50_ms: float
+    quiet_p99_ms: float
+    noisy_delivered: int
+    noisy_deferred: int
+    replayed: int
+    grants: dict[str, int]
+
+    @property
+    def ok(self) -> bool:
+        """Nothing lost, nothing twice, in order, within the limits."""
+        return not (self.lost or self.duplicates or self.disorder or self.limit_excess)
+
+
+Say = Callable[[Progress], None]
+
+
+def run(seconds: float, say: Say) -> Result:
+    """Start everything, send for `seconds`, drain, count, and leave nothing behind. Raises NotifierError.
+
+    Limits and the like come from the environment; servers are always the demo's own.
+    """
+    home = Path(tempfile.mkdtemp(prefix="notifier-demo-"))
+    servers = Servers()
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, home, ignore_errors=True)
+        stack.callback(servers.remove)
+        # Of the settings only the directory counts as named, so that every server is started here.
+        servers.start(Settings.model_construct(data_dir=home), say=lambda text: say(Progress(f"starting {text}")))
+        named = servers.urls | {"NOTIFIER_SECRET": secrets.token_urlsafe(48), "NOTIFIER_LIVE_PAGE": "true"}
+        settings = Settings(**{name.removeprefix("NOTIFIER_").lower(): value for name, value in named.items()})
+        say(Progress("migrating the database"))
+        upgrade(settings.database_url)
+        runtime.close()
+        runtime.get(settings)
+        stack.callback(runtime.close)
+        return _Demo(home, settings, raw_values() | named).run(seconds, say)
+
+
+class _Demo:
+    def __init__(self, home: Path, settings: Settings, variables: dict[str, str]) -> None:
+        self._settings = settings
+        self._metrics_dir = home / "metrics"
+        self._metrics_dir.mkdir()
+        self._stack = Stack(
+            variables | {"PROMETHEUS_MULTIPROC_DIR": str(self._metrics_dir)},
+            home / "log",
+            workers=WORKERS,
+            concurrency=CONCURRENCY,
+            cwd=home,
+        )
+        self._limit = settings.user_limit_of("websocket")
+        self._traffic = Traffic(producer.notify, NOISY, QUIET, self._limit)
+        self._waiting_since_us: dict[str, dict[int, int]] = {user_id: {} for user_id in (NOISY, *QUIET)}
+        self._began_s = 0.0
+
+    def run(self, seconds: float, say: Say) -> Result:
+        """Send, drain, stop, count."""
+        try:
+            say(Progress("starting workers, beat and gateway"))
+            self._stack.start()
+            with self._sockets() as sockets:
+                self._began_s = time.monotonic()
+                self._traffic.start()
+                try:
+                    self._look_for(seconds, lambda: False, sockets, "sending", say)
+                finally:
+                    self._traffic.stop()
+                self._look_for(DRAIN_S, lambda: self._counts().in_flight == 0, sockets, "draining", say)
+                # With nobody left to deliver, the stores and the sockets can be compared to the last one.
+                say(self._progress("stopping beat and workers", sockets))
+                for member in (self._stack.members["beat"], *self._stack.workers):
+                    member.ask_to_end()
+                for member in (self._stack.members["beat"], *self._stack.workers):
+                    member.end(DRAIN_S)
+                booked = self._counts().delivered
+                self._look_for(ARRIVE_S, lambda: len(sockets.frames) >= booked, sockets, "counting", say)
+                return self._result(sockets)
+        finally:
+            self._stack.stop()
+
+    @contextlib.contextmanager
+    def _sockets(self) -> Iterator[Sockets]:
+        assert self._settings.secret
+        secret = self._settings.secret.get_secret_value()
+        sockets = Sockets(self._stack.gateway_url, {u: make_token(secret, u, 86_400) for u in (NOISY, *QUIET)})
+        try:
+            sockets.start()
+            yield sockets
+        finally:
+            sockets.stop()
+
+    def _look_for(self, seconds: float, done: Callable[[], bool], sockets: Sockets, step: str, say: Say) -> None:
+        """Look and report until done, for at most `seconds`."""
+        until_s = time.monotonic() + seconds
+        while not done() and time.monotonic() < until_s:
+            seqs, now_us = stores.waiting_now(runtime.get().client, list(self._waiting_since_us))
+            for user_id, found in seqs.items():
+                since = self._waiting_since_us[user_id]
+                since |= {seq: now_us for seq in found if seq not in since}
+            say(self._progress(step, sockets))
+            time.sleep(min(LOOK_S, max(0.0, until_s - time.monotonic())))
+
+    def _progress(self, step: str, sockets: Sockets) -> Progress:
+        counts, quiet_ms = self._counts(), self._quiet_ms(sockets)
+        return Progress(
+            step=step,
+            elapsed_s=time.monotonic() - self._began_s,
+            accepted=len(self._traffic.sent),
+            delivered=len(sockets.frames),
+            deferred=counts.deferrals,
+            replayed=counts.replayed,
+            waiting=counts.waiting,
+            quiet_p50_ms=account.percentile(quiet_ms, 0.5),
+            quiet_p99_ms=account.percentile(quiet_ms, 0.99),
+            grants=stores.grants(self._metrics_dir),
+        )
+
+    def _counts(self) -> Counts:
+        return runtime.get().ledger.counts()
+
+    def _quiet_ms(self, sockets: Sockets) -> list[float]:
+        frames = list(sockets.frames)
+        return account.latencies_ms([s for s in list(self._traffic.sent) if s.identity.user_id != NOISY], frames)
+
+    def _result(self, sockets: Sockets) -> Result:
+        parts, sent, frames = runtime.get(), self._traffic.sent, list(sockets.frames)
+        seen = {frame.identity for frame in frames}
+        held = stores.whereabouts(parts.client, parts.store, [s.identity for s in sent if s.identity not in seen])
+        places: Counter[str] = Counter(held.values())
+        of_user = account.by_user(frames)
+        quiet_ms = self._quiet_ms(sockets)
+        excess = [
+            account.limit_excess([f.granted_us for f in of_one], self._limit, WORKERS * CONCURRENCY)
+            for of_one in of_user.values()
+        ]
+        counts = self._counts()
+        named: dict[str, Any] = {
+            name: places[name] for name in ("digested", "expired", "dropped", "parked", "waiting", "in_flight")
+        }
+        return Result(
+            **named,
+            accepted=len(sent),
+            delivered=len(seen),
+            duplicate=counts.duplicate,
+            lost=len(account.lost(sent, frames, held)),
+            duplicates=account.duplicates(frames),
+            disorder=sum(
+                account.disorder(of_user.get(user_id, []), since) for user_id, since in self._waiting_since_us.items()
+            ),
+            limit_excess=round(max(excess, default=0.0), 6),
+            quiet_p50_ms=round(account.percentile(quiet_ms, 0.5), 3),
+            quiet_p99_ms=round(account.percentile(quiet_ms, 0.99), 3),
+            noisy_delivered=len(of_user.get(NOISY, [])),
+            noisy_deferred=stores.shard_count(parts.client, NOISY, "deferrals"),
+            replayed=counts.replayed,
+            grants=stores.grants(self._metrics_dir),
+        )
