@@ -85,10 +85,12 @@ local function next_seq(item)
   return seq
 end
 
--- Its slot among those that wait: its rank if it waited before, else the set's size with it.
+-- Its slot among those that wait: its rank by seq. Denied in order, that is the set's size; denied out of order (several
+-- workers), a later seq never gets an earlier time than this one, where it would take a token only to be held back.
 local function slot(item, e, adds)
   local key = item.P .. 'waiting:' .. item.user
-  if adds and redis.call('ZADD', key, int(e.seq), int(e.seq)) == 0 then
+  if adds then
+    redis.call('ZADD', key, int(e.seq), int(e.seq))
     return redis.call('ZRANK', key, int(e.seq)) + 1
   end
   local size = redis.call('ZCARD', key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from notifier.errors import SettingsError, StateUnavailable
 from notifier.ledger import Ledger
 from notifier.licence import Deferred, Denial, End, Grant
 from notifier.limits.limiter import Limiter, Request, Verdict
+from notifier.notification import Identity
 from notifier.settings import Settings
 from notifier.wire import Message
 
@@ -36,8 +37,16 @@ class Rows(Protocol):
 class Pipeline:
     """Worker side of the protocol."""
 
-    def __init__(self, ledger: Ledger, limiter: Limiter, rows: Rows, settings: Settings) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        limiter: Limiter,
+        rows: Rows,
+        settings: Settings,
+        replay_these: Callable[[Sequence[Identity]], object],
+    ) -> None:
         self._ledger, self._limiter, self._rows, self._settings = ledger, limiter, rows, settings
+        self._replay_these = replay_these
 
     def handle(self, messages: Sequence[Message]) -> None:
         """Deliver or defer each. Raises Unavailable if neither Redis nor PostgreSQL would hold them."""
@@ -51,6 +60,9 @@ class Pipeline:
         except StateUnavailable as error:
             metrics.degraded("state_redis", error)
             self._rows.insert([_row_by_worker(message) for message in messages])
+            return
+        if back := self._limiter.drain_fallback():  # the limiter's Redis is back: exactly those that it had to deny
+            self._replay_these(back)
 
     # ---- admit
 
@@ -137,6 +149,7 @@ class Pipeline:
             for m, v in left
         ]
         self._ledger.deny([m for m, _ in left], denials)
+        self._limiter.fall_back([m.identity for m, v in left if v.level == "unavailable"])
         for (message, _), denial in zip(left, denials, strict=True):
             metrics.DEFERRED.labels(message.notification.channel, denial.reason).inc()
 

@@ -53,7 +53,7 @@ class Runtime:
     @cached_property
     def pipeline(self) -> Pipeline:
         """The worker's side."""
-        return Pipeline(self.ledger, self.limiter, self.store, self.settings)
+        return Pipeline(self.ledger, self.limiter, self.store, self.settings, lambda ids: self.replay.run_ids(ids))
 
     @cached_property
     def replay(self) -> Replay:

@@ -465,3 +465,12 @@ def test_beyond_max_waiting_what_can_fold_is_kept(client: Redis, settings: Setti
 
 def replace_reason(reason: str) -> Denial:
     return RATE_LIMITED._replace(reason=reason)
+
+
+def test_denied_out_of_order_the_earlier_seq_has_the_earlier_slot(ledger: Ledger) -> None:
+    first, second, third = (accept(ledger, note()) for _ in range(3))
+    retries = [ledger.deny([message], [RATE_LIMITED])[0].number for message in (third, second, first)]
+    assert retries == sorted(retries)  # all had rank one: none waits for a slot that a later one holds
+    rows = to_rows(ledger)
+    again = [r.retry_at_us for r in ledger.deny_rows(rows, [RATE_LIMITED] * 3)]
+    assert [later - again[0] for later in again] == [0, HALF_S, 2 * HALF_S]
