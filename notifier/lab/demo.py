@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import celery.app.amqp  # the producer imports these at its first call: 0.2 s that would count as latency
+import celery.app.amqp  # noqa: F401  the producer imports these at its first call: 0.2 s that would count as latency
 import kombu.transport.redis  # noqa: F401
 
 from notifier import producer, runtime
