@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from time import monotonic
 from typing import Any
 
 from redis import Redis
 from redis.backoff import NoBackoff
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
 from notifier.redis.scripts import Argument
 
 Command = Sequence[Argument]
+
+QUIET_S = 5.0  # a connection not used for longer is looked at first
 
 
 def connect(url: str, timeout_s: float) -> Redis:
@@ -39,17 +42,14 @@ class Connections:
 
     def __init__(self, client: Redis) -> None:
         self._make = client.connection_pool.make_connection
-        self._idle: list[Any] = []
+        self._idle: list[tuple[Any, float]] = []
 
     def call(self, commands: Sequence[Command]) -> list[Any]:
         """Send all commands, then read all replies: one round trip. An error reply stands in its place in the list.
 
         Raises redis-py's ConnectionError or TimeoutError (then some commands may have run).
         """
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self._make()
+        connection = self._connection()
         try:
             if len(commands) == 1:
                 connection.send_packed_command(connection.pack_command(*commands[0]), check_health=False)
@@ -60,14 +60,31 @@ class Connections:
         except BaseException:
             connection.disconnect()
             raise
-        self._idle.append(connection)
+        self._idle.append((connection, monotonic()))
         return replies
+
+    def _connection(self) -> Any:
+        """The one used last, unless the server closed it meanwhile: that is no outage."""
+        while self._idle:
+            with suppress(IndexError):
+                connection, used_s = self._idle.pop()
+                if monotonic() - used_s < QUIET_S or not _ended(connection):
+                    return connection
+                connection.disconnect()
+        return self._make()
 
     def close(self) -> None:
         """Close what is idle. A later call opens anew."""
         while self._idle:
             with suppress(IndexError):
-                self._idle.pop().disconnect()
+                self._idle.pop()[0].disconnect()
+
+
+def _ended(connection: Any) -> bool:
+    try:
+        return bool(connection.can_read(0))  # nothing is expected, so there is only an end to be read
+    except (RedisError, OSError):
+        return True
 
 
 def _reply(connection: Any) -> Any:
