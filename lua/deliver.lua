@@ -7,8 +7,8 @@
 --          granted (us, limiter's clock), deadline (us, this server's clock; 0 none), interval (us between two
 --          grants of this user), notification_id as JSON, category as JSON,
 --          members (1; k > 1: this item and the next k - 1, rows in seq order, are one digest for one grant),
---          folded (empty, or what was folded into this row before: "count ids first id,id,..": how many, how many of
---          their ids follow, when the first was accepted (us), the ids as JSON)
+--          folded (empty, or what was folded into this row before, a line each: how many, when the first was accepted
+--          (us), then their ids as JSON, oldest first)
 -- Reply    {now (us), then per item: code, number (us or seq)}
 --          messages: "delivered" seq | "gone" | "expired" | "late" | "deferred" retry (an earlier one waits)
 --          rows: "ended" seq (delivered, expired, or ended before) | "digested" seq | "parked" | "late" | "keep" retry
@@ -36,22 +36,24 @@ end
 
 -- The digest object of these members, oldest first, or nil where a single one stands for itself alone.
 local function digest_of(members)
-  local total, first, ids, room = 0, nil, {}, MAX_IDS
+  local total, first, newest = 0, nil, {}
   for n = #members, 1, -1 do
-    local e, at = members[n].e, members[n].at
-    local count, known, since, list = string.match(ARGV[at + ITEM + 6], '^(%d+) (%d+) (%d+) (.*)$')
-    total = total + 1 + (tonumber(count) or 0)
-    first = math.min(first or e.accepted, e.accepted, tonumber(since) or e.accepted)
-    if room > 0 then
-      table.insert(ids, 1, ARGV[at + ITEM + 3])
-      room = room - 1
+    local e, at, lines = members[n].e, members[n].at, {}
+    for line in string.gmatch(ARGV[at + ITEM + 6], '[^\n]+') do
+      lines[#lines + 1] = line
     end
-    if known and tonumber(known) > 0 and tonumber(known) <= room then
-      table.insert(ids, 1, list)
-      room = room - tonumber(known)
+    total = total + 1 + (tonumber(lines[1]) or 0)
+    first = math.min(first or e.accepted, e.accepted, tonumber(lines[2]) or e.accepted)
+    newest[#newest + 1] = ARGV[at + ITEM + 3]
+    for k = #lines, 3, -1 do
+      newest[#newest + 1] = lines[k]
     end
   end
   if total > 1 then
+    local ids = {}
+    for k = math.min(#newest, MAX_IDS), 1, -1 do
+      ids[#ids + 1] = newest[k]
+    end
     return '{"count":' .. total .. ',"first_at":' .. seconds(first) .. ',"last_at":' ..
       seconds(members[#members].e.accepted) .. ',"ids":[' .. table.concat(ids, ',') .. ']}'
   end

@@ -127,7 +127,7 @@ class Ledger:
         """Each group (1 to 100 rows of one user and collapse key, in seq order) as one notification for one grant.
 
         The newest that has not ended carries a `digest` object; the others end as digested (action ended). `folded`
-        says for each row of each group what was folded into it before: "" or "count ids first_us id,id" (ids as JSON).
+        says for each row of each group what was folded into it before, see lua/deliver.lua, or "".
         Replies in the order of the rows.
         """
         replies: list[RowReply] = []

@@ -9,8 +9,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from notifier import channels
-from notifier.channels import WEBSOCKET, Channel, Delivery, Duplicate, Failed, RetryAt, Sent
+from notifier.channels import WEBSOCKET, Channel, Delivery, Failed, RetryAt
 from notifier.channels.attempts import attempt, backoff_s
+from notifier.deadletters.digest import Folded, object_of, together
 from notifier.deadletters.schema import Kept, Reason, Row
 from notifier.deadletters.store import Pace
 from notifier.errors import SettingsError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from notifier.limits.limiter import Limiter
 
 MAX_STARTS = 5
+Unit = list[Row]  # what goes out for one token: a row, or the members of a digest
 TRIES = 3  # how often a grant that grew stale is asked for again
 REASONS = {
     "user": Reason.RATE_LIMITED,
@@ -64,19 +66,22 @@ class Claimed:
                 live.append(row)
         # Feeds first: a slow channel outside must not hold them up.
         for channel, group in groupby(sorted(live, key=_feeds_first), key=lambda row: row.channel):
+            units = together(group)
             if channel == WEBSOCKET:
-                self._to_feeds(list(group))
+                self._to_feeds(units)
             else:
-                self._to_channel(channel, list(group))
+                self._to_channel(channel, units)
 
     # ---- limiter
 
-    def _ask(self, rows: Sequence[Row]) -> list[tuple[Row, Verdict]]:
-        """Deny what is denied, and return what is granted, in the order of `rows`."""
-        verdicts = self._limiter.acquire_many([Request(r.user_id, r.channel, r.category, r.priority) for r in rows])
-        asked = list(zip(rows, verdicts, strict=True))
-        self._deny([(row, verdict) for row, verdict in asked if not verdict.granted])
-        return [(row, verdict) for row, verdict in asked if verdict.granted]
+    def _ask(self, units: Sequence[Unit]) -> list[tuple[Unit, Verdict]]:
+        """Deny what is denied, and return what is granted, in the order of `units`. A digest takes one token."""
+        verdicts = self._limiter.acquire_many(
+            [Request(last.user_id, last.channel, last.category, last.priority) for *_, last in units]
+        )
+        asked = list(zip(units, verdicts, strict=True))
+        self._deny([(row, verdict) for unit, verdict in asked if not verdict.granted for row in unit])
+        return [(unit, verdict) for unit, verdict in asked if verdict.granted]
 
     def _deny(self, denied: Sequence[tuple[Row, Verdict]]) -> None:
         never = [row for row, verdict in denied if math.isinf(verdict.interval_s)]
@@ -114,94 +119,103 @@ class Claimed:
 
     # ---- feeds
 
-    def _to_feeds(self, rows: list[Row]) -> None:
+    def _to_feeds(self, units: list[Unit]) -> None:
         for _ in range(TRIES):
             asked_at_s = time.monotonic()
-            granted = self._ask(rows)
+            granted = self._ask(units)
             if not granted:
                 return
             deadline_us = self._ledger.deadline_us(asked_at_s)
-            grants = [Grant(verdict.granted_at_us, deadline_us, self._interval_us(row)) for row, verdict in granted]
-            replies = self._ledger.deliver_rows([row for row, _ in granted], grants)
-            rows = []
-            for (row, _), reply in zip(granted, replies, strict=True):
-                if reply.action == "late":
-                    rows.append(row)
-                else:
-                    self.granted += reply.action == "ended"
-                    self._settle(row, reply)
-            if not rows:
+            replies = iter(
+                self._ledger.deliver_digests(
+                    [unit for unit, _ in granted],
+                    [
+                        Grant(verdict.granted_at_us, deadline_us, self._interval_us(unit[0]))
+                        for unit, verdict in granted
+                    ],
+                    [[Folded.of(row).argument() for row in unit] for unit, _ in granted],
+                )
+            )
+            units = []
+            for unit, _ in granted:
+                answered = [(row, next(replies)) for row in unit]
+                late = [row for row, reply in answered if reply.action == "late"]
+                if late:
+                    units.append(late)
+                for row, reply in answered:
+                    if reply.action != "late":
+                        self.granted += reply.action == "ended"
+                        self._settle(row, reply)
+            if not units:
                 return
         # Late again and again: this process is too slow now. Any other may take them at once.
-        for row in rows:
-            self.kept.append(_as_it_was(row))
+        self.kept += [_as_it_was(row) for unit in units for row in unit]
 
     # ---- channels outside
 
-    def _to_channel(self, name: str, rows: list[Row]) -> None:
+    def _to_channel(self, name: str, units: list[Unit]) -> None:
+        rows = [row for unit in units for row in unit]
         try:
             channel = channels.get(name)
         except SettingsError as error:
             self._park(rows, Reason.DELIVERY_FAILED, str(error))
             return
+        replies = iter(self._ledger.check_rows(rows, [self._interval_us(row) for row in rows]))
         live = []
-        for row, reply in zip(rows, self._ledger.check_rows(rows, [self._interval_us(r) for r in rows]), strict=True):
-            if reply.action == "go":
-                live.append(row)
-            else:
-                self._settle(row, reply)
+        for unit in units:
+            checked = [(row, next(replies)) for row in unit]
+            for row, reply in checked:
+                if reply.action != "go":
+                    self._settle(row, reply)
+            if ready := [row for row, reply in checked if reply.action == "go"]:
+                live.append(ready)
         granted = self._ask(live)
         if granted:
             self._call(channel, granted)
 
-    def _call(self, channel: Channel, granted: Sequence[tuple[Row, Verdict]]) -> None:
-        deliveries = [Delivery(r.notification, r.accepted_us, v.granted_at_us, r.attempts + 1) for r, v in granted]
-        paired = list(zip((row for row, _ in granted), attempt(channel, deliveries), strict=True))
-        sent = [row for row, outcome in paired if isinstance(outcome, (Sent, Duplicate))]
-        self._book(sent, End.DELIVERED)
-        self.granted += len(sent)
-        for row, outcome in paired:
-            if isinstance(outcome, Failed):
-                self._park([row._replace(attempts=row.attempts + 1)], Reason.DELIVERY_FAILED, outcome.error)
-        again = [(row, outcome) for row, outcome in paired if isinstance(outcome, RetryAt)]
-        denials = [
-            Denial(
-                int(backoff_s(row.attempts + 1, outcome.wait_s) * 1e6),
-                0,
-                Reason.DELIVERY_FAILED,
-                row.attempts + 1,
-                outcome.error,
-            )
-            for row, outcome in again
+    def _call(self, channel: Channel, granted: Sequence[tuple[Unit, Verdict]]) -> None:
+        deliveries = [
+            Delivery(last.notification, last.accepted_us, verdict.granted_at_us, last.attempts + 1, object_of(unit))
+            for unit, verdict in granted
+            for last in unit[-1:]
         ]
-        replies = self._ledger.deny_rows([row for row, _ in again], denials)
-        for (row, _), denial, reply in zip(again, denials, replies, strict=True):
-            self._settle(row, reply, attempts=denial.attempts, error=denial.error)
+        sent: list[Unit] = []
+        again: list[tuple[Row, Denial]] = []
+        for (unit, _), outcome in zip(granted, attempt(channel, deliveries), strict=True):
+            attempts = unit[-1].attempts + 1
+            if isinstance(outcome, RetryAt):
+                wait_us = int(backoff_s(attempts, outcome.wait_s) * 1e6)
+                denial = Denial(wait_us, 0, Reason.DELIVERY_FAILED, attempts, outcome.error)
+                again += [(row, denial) for row in unit]
+            elif isinstance(outcome, Failed):
+                self._park([row._replace(attempts=attempts) for row in unit], Reason.DELIVERY_FAILED, outcome.error)
+            else:
+                sent.append(unit)
+        self.granted += len(sent)
+        self._book([unit[0] for unit in sent if len(unit) == 1], End.DELIVERED)
+        for unit in sent:
+            if len(unit) > 1:  # all its members in one step: a crash must not leave some to be sent as another digest
+                self._book(unit, [End.DIGESTED] * (len(unit) - 1) + [End.DELIVERED])
+        replies = self._ledger.deny_rows([row for row, _ in again], [denial for _, denial in again])
+        for (row, denial), reply in zip(again, replies, strict=True):
+            self._settle(row._replace(attempts=denial.attempts, last_error=denial.error), reply)
 
     # ---- fates
 
-    def _book(self, rows: Sequence[Row], end: End, reason: str = "-") -> None:
-        for row, reply in zip(rows, self._ledger.book_rows(rows, end, reason), strict=True):
+    def _book(self, rows: Sequence[Row], end: End | Sequence[End]) -> None:
+        for row, reply in zip(rows, self._ledger.book_rows(rows, end), strict=True):
             self._settle(row, reply)
 
     def _park(self, rows: Sequence[Row], reason: Reason, error: str) -> None:
         for row, reply in zip(rows, self._ledger.book_rows(rows, End.PARKED, reason), strict=True):
-            self._settle(row, reply._replace(reason=reason), error=error)
+            self._settle(row._replace(last_error=error), reply._replace(reason=reason))
 
-    def _settle(self, row: Row, reply: RowReply, *, attempts: int | None = None, error: str | None = None) -> None:
-        kept = Kept(
-            row.identity,
-            reply.reason or row.reason,
-            reply.retry_at_us,
-            row.attempts if attempts is None else attempts,
-            row.last_error if error is None else error,
-        )
+    def _settle(self, row: Row, reply: RowReply) -> None:
         if reply.action == "ended":
             self.ended.append(row.identity)
-        elif reply.action == "parked":
-            self.parked.append(kept)
-        else:
-            self.kept.append(kept)
+            return
+        kept = _as_it_was(row)._replace(reason=reply.reason or row.reason, retry_at_us=reply.retry_at_us)
+        (self.parked if reply.action == "parked" else self.kept).append(kept)
 
     def unsettled(self, rows: Iterable[Row]) -> list[Kept]:
         """Those of `rows` that have no fate yet, to be released as they were."""
@@ -209,9 +223,10 @@ class Claimed:
         return [_as_it_was(row) for row in rows if row.identity not in settled]
 
 
-def _feeds_first(row: Row) -> tuple[bool, str, str, int]:
-    return row.channel != WEBSOCKET, row.channel, row.user_id, row.seq
+def _feeds_first(row: Row) -> tuple[bool, str]:
+    return row.channel != WEBSOCKET, row.channel
 
 
 def _as_it_was(row: Row) -> Kept:
-    return Kept(row.identity, row.reason, 0, row.attempts, row.last_error)
+    """A digest that was tried stays the same one, so that the other side may know it again; else it is made anew."""
+    return Kept(row.identity, row.reason, 0, row.attempts, row.last_error, row.digest_id if row.attempts else "")

@@ -8,6 +8,7 @@ from sqlalchemy import Boolean, column, text
 from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.sql.selectable import TextualSelect
 
+from notifier.deadletters.digest import DENIED, MAX_MEMBERS
 from notifier.deadletters.schema import dead_letters
 
 WINDOW = 5_000  # due rows looked at in the order of retry_at; with more due than that, users are walked instead
@@ -140,6 +141,53 @@ def _claim(condition: str) -> TextualSelect:
 CLAIM = _claim(f"AND {_STILL_DUE}")
 CLAIM_THESE = _claim("")
 
+_DENIED_REASONS = ", ".join(f"'{reason}'" for reason in DENIED)
+
+# The rest of the digests that claimed rows belong to, or will: due or not, they go with the first of them.
+CLAIM_MEMBERS = _returning_rows(
+    f"""
+    UPDATE dead_letters AS d
+    SET claimed_until = clock_timestamp() + make_interval(secs => :seconds), updated_at = now()
+    FROM (
+        SELECT m.* FROM unnest(
+            cast(:users AS text[]), cast(:channels AS text[]), cast(:collapse_keys AS text[]), cast(:digests AS text[])
+        ) AS k (user_id, channel, collapse_key, digest_id) CROSS JOIN LATERAL (
+            SELECT d.user_id, d.channel, d.notification_id FROM dead_letters AS d
+            WHERE d.state = 'waiting' AND (d.user_id, d.channel) = (k.user_id, k.channel)
+              AND d.collapse_key = k.collapse_key AND d.digest_id = k.digest_id AND {_FREE}
+              AND (k.digest_id <> '' OR d.reason IN ({_DENIED_REASONS}))
+            ORDER BY d.seq LIMIT {MAX_MEMBERS} FOR UPDATE SKIP LOCKED
+        ) AS m
+    ) AS k
+    WHERE {_SAME}
+    RETURNING {_RETURNING}, false
+    """
+)
+
+SET_DIGEST: TextClause = text(
+    f"""
+    UPDATE dead_letters AS d SET digest_id = k.digest_id
+    FROM unnest(cast(:users AS text[]), cast(:channels AS text[]), cast(:ids AS text[]), cast(:digests AS text[]))
+        AS k (user_id, channel, notification_id, digest_id)
+    WHERE {_SAME}
+    """
+)
+
+CLAIM_RAN_OUT_DIGEST = _returning_rows(
+    f"""
+    UPDATE dead_letters AS d
+    SET claimed_until = clock_timestamp() + make_interval(secs => :seconds), starts = d.starts + 1, updated_at = now()
+    FROM (
+        SELECT d.user_id, d.channel, d.notification_id FROM dead_letters AS d
+        WHERE d.state = 'waiting' AND (d.user_id, d.channel) = (:user, :channel) AND d.digest_id = :digest
+          AND d.claimed_until <= clock_timestamp()
+        FOR UPDATE SKIP LOCKED
+    ) AS k
+    WHERE {_SAME}
+    RETURNING {_RETURNING}, true
+    """
+)
+
 CLAIM_RAN_OUT = _returning_rows(
     f"""
     UPDATE dead_letters AS d
@@ -158,6 +206,13 @@ DELETE: TextClause = text(
     f"DELETE FROM dead_letters AS d USING {_KEYS} AS k (user_id, channel, notification_id) WHERE {_SAME}"
 )
 
+RELEASE: TextClause = text(
+    f"""
+    UPDATE dead_letters AS d SET claimed_until = NULL
+    FROM {_KEYS} AS k (user_id, channel, notification_id) WHERE {_SAME} AND {_WAITS}
+    """
+)
+
 EXISTING: TextClause = text(
     f"""
     SELECT d.user_id, d.channel, d.notification_id
@@ -171,11 +226,11 @@ UPDATE: TextClause = text(
     UPDATE dead_letters AS d
     SET state = :state, reason = k.reason, attempts = k.attempts, last_error = k.error, claimed_until = NULL,
         retry_at = CASE WHEN k.retry = 0 THEN d.retry_at ELSE LEAST({_T.format("k.retry")}, d.expires_at) END,
-        updated_at = now()
+        digest_id = k.digest_id, updated_at = now()
     FROM unnest(
         cast(:users AS text[]), cast(:channels AS text[]), cast(:ids AS text[]), cast(:reasons AS text[]),
-        cast(:retries AS bigint[]), cast(:attempts AS integer[]), cast(:errors AS text[])
-    ) AS k (user_id, channel, notification_id, reason, retry, attempts, error)
+        cast(:retries AS bigint[]), cast(:attempts AS integer[]), cast(:errors AS text[]), cast(:digests AS text[])
+    ) AS k (user_id, channel, notification_id, reason, retry, attempts, error, digest_id)
     WHERE {_SAME} AND {_WAITS}
     """
 )
@@ -198,6 +253,54 @@ PACE: TextClause = text(
         ) AS rest
     ) AS k
     WHERE {_SAME}
+    """
+)
+
+# Whether more denied rows of a user wait than `most`.
+CROWDED: TextClause = text(
+    f"""
+    SELECT k.user_id, k.channel
+    FROM unnest(cast(:users AS text[]), cast(:channels AS text[])) AS k (user_id, channel)
+    WHERE EXISTS (
+        SELECT 1 FROM dead_letters AS d
+        WHERE d.state = 'waiting' AND (d.user_id, d.channel) = (k.user_id, k.channel)
+          AND d.reason IN ({_DENIED_REASONS})
+        ORDER BY d.user_id, d.channel, d.seq OFFSET :most LIMIT 1
+    )
+    """
+)
+
+# The oldest rows of a user that may fold, claimed. Their bodies are not needed.
+CLAIM_FOLDABLE = _returning_rows(
+    f"""
+    UPDATE dead_letters AS d
+    SET claimed_until = clock_timestamp() + make_interval(secs => :seconds), updated_at = now()
+    FROM (
+        SELECT d.user_id, d.channel, d.notification_id FROM dead_letters AS d
+        WHERE d.state = 'waiting' AND (d.user_id, d.channel) = (:user, :channel)
+          AND d.collapse_key <> '' AND d.digest_id = '' AND {_FREE} AND d.reason IN ({_DENIED_REASONS})
+        ORDER BY d.seq LIMIT :limit FOR UPDATE SKIP LOCKED
+    ) AS k
+    WHERE {_SAME}
+    RETURNING {_RETURNING.replace("d.body", "''")}, false
+    """
+)
+
+SET_FOLDED: TextClause = text(
+    f"""
+    UPDATE dead_letters AS d SET folded = k.folded
+    FROM unnest(cast(:users AS text[]), cast(:channels AS text[]), cast(:ids AS text[]), cast(:folded AS text[]))
+        AS k (user_id, channel, notification_id, folded)
+    WHERE {_SAME}
+    """
+)
+
+# The newest denied rows of a user beyond `most`.
+BEYOND: TextClause = text(
+    f"""
+    SELECT d.user_id, d.channel, d.notification_id FROM dead_letters AS d
+    WHERE d.state = 'waiting' AND (d.user_id, d.channel) = (:user, :channel) AND d.reason IN ({_DENIED_REASONS})
+    ORDER BY d.user_id, d.channel, d.seq OFFSET :most LIMIT :limit
     """
 )
 

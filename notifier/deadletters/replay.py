@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from notifier import metrics
 from notifier.deadletters.claimed import Claimed
+from notifier.deadletters.crowd import Crowd
+from notifier.deadletters.digest import FOLDING
 from notifier.deadletters.schema import Row
 from notifier.deadletters.store import BATCH, Store
 from notifier.errors import NotifierError
@@ -61,6 +63,7 @@ class Replay:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._ledger, self._limiter, self._settings = store, ledger, limiter, settings
+        self._crowd = Crowd(store, ledger, settings.max_waiting)
         self._budget_s, self._clock = budget_s, clock
 
     def run(self) -> ReplayReport:
@@ -68,7 +71,10 @@ class Replay:
         started_s = self._clock()
         report = ReplayReport(spilled=self.spill())
         while self._clock() - started_s < self._budget_s / 2 and (rows := self._store.claim_ran_out()):
-            report += self._send(rows)[0]
+            if rows[0].digest_id.startswith(FOLDING):
+                self._crowd.fold(rows)
+            else:
+                report += self._send(rows)[0]
         while self._clock() - started_s < self._budget_s and (rows := self._store.claim(self._ledger.now_us())):
             done, go_on = self._send(rows)
             report += done
@@ -96,6 +102,7 @@ class Replay:
                 self._drop(refused)
             # Only now that the rows are committed.
             self._ledger.settle_deferred([i for i in map(_identity, items) if i not in refused])
+            self._crowd.thin(items)
             spilled += len(items) - len(refused)
             if len(items) < BATCH:
                 break

@@ -172,3 +172,4 @@ class Kept(NamedTuple):
     retry_at_us: int = 0
     attempts: int = 0
     last_error: str = ""
+    digest_id: str = ""

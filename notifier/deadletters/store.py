@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from notifier.deadletters import queries
+from notifier.deadletters.digest import DENIED, assign
 from notifier.deadletters.problems import refuses_row, unavailable, worth_repeating
 from notifier.deadletters.schema import Kept, Row, State
 from notifier.notification import Identity
@@ -73,7 +74,7 @@ class Store:
         if not rows:
             return []
         try:
-            self._run(lambda c: _insert(c, rows))
+            self.run(lambda c: _insert(c, rows))
         except DBAPIError:
             return [_identity(row) for row in rows if self._refuses(row)]
         return []
@@ -81,59 +82,73 @@ class Store:
     def claim(self, now_us: int, limit: int = BATCH) -> list[Row]:
         """Claim up to `limit` free rows due at `now_us` (state Redis's time), round-robin over users.
 
-        Sorted by seq within each user. For CLAIM_S nobody else gets them.
+        Sorted by seq within each user. For CLAIM_S nobody else gets them. Whatever shares a digest with one of them
+        comes with it, due or not, so there may be more than `limit`.
         """
 
         def work(connection: Connection) -> list[Row]:
             picked = connection.execute(queries.PICK, {"now": now_us, "limit": limit, "window": queries.WINDOW}).all()
             if picked and picked[0].due >= queries.WINDOW:
                 picked = self._pick_by_user(connection, now_us, limit)
-            return _claim(connection, [Identity(*row[:3]) for row in picked], queries.CLAIM, now=now_us)
+            rows = _claim(connection, [Identity(*row[:3]) for row in picked], queries.CLAIM, now=now_us)
+            return _with_members(connection, rows)
 
-        return self._run(work) if limit > 0 else []
+        return self.run(work) if limit > 0 else []
 
     def claim_these(self, identities: Sequence[Identity]) -> list[Row]:
         """Claim exactly these, due or not, as far as they wait and nobody has them."""
-        return self._run(lambda c: _claim(c, identities, queries.CLAIM_THESE)) if identities else []
+        return self.run(lambda c: _claim(c, identities, queries.CLAIM_THESE)) if identities else []
 
     def claim_ran_out(self) -> list[Row]:
-        """Claim one row whose last claim ran out, and count a start: [] or [row]. It goes alone, for it may kill."""
-        return self._run(lambda c: _rows(c.execute(queries.CLAIM_RAN_OUT, {"seconds": CLAIM_S})))
+        """Claim one row whose last claim ran out, or the digest it is in, and count a start. [] if there is none.
+
+        It goes alone, for it may be what killed its replayer.
+        """
+
+        def work(connection: Connection) -> list[Row]:
+            rows = rows_of(connection.execute(queries.CLAIM_RAN_OUT, {"seconds": CLAIM_S}))
+            if rows and rows[0].digest_id:
+                same = {"user": rows[0].user_id, "channel": rows[0].channel, "digest": rows[0].digest_id}
+                others = connection.execute(queries.CLAIM_RAN_OUT_DIGEST, {**same, "seconds": CLAIM_S})
+                rows = sorted([*rows, *rows_of(others)], key=_order)
+            return rows
+
+        return self.run(work)
 
     def finish(self, ended: Sequence[Identity] = (), parked: Sequence[Kept] = (), kept: Sequence[Kept] = ()) -> None:
         """Let go of claimed rows, one transaction: delete, park or release. Parked rows are never released."""
 
         def work(connection: Connection) -> None:
             if ended:
-                connection.execute(queries.DELETE, _keys(sorted(ended)))
+                connection.execute(queries.DELETE, keys_of(sorted(ended)))
             for state, items in ((State.PARKED, parked), (State.WAITING, kept)):
                 if items:
                     connection.execute(queries.UPDATE, _changes(state, items))
 
         if ended or parked or kept:
-            self._run(work)
+            self.run(work)
 
     def pace(self, paces: Sequence[Pace], now_us: int) -> int:
         """Spread what else is due of these users over the time it will take, unclaimed. Returns the rows moved."""
         if not paces:
             return 0
         columns = {name: [getattr(pace, name) for pace in paces] for name in Pace._fields}
-        return self._run(lambda c: c.execute(queries.PACE, {**columns, "now": now_us}).rowcount)
+        return self.run(lambda c: c.execute(queries.PACE, {**columns, "now": now_us}).rowcount)
 
     def counts(self) -> Counts:
         """Rows waiting and parked now."""
-        return self._run(lambda c: Counts(*c.execute(queries.COUNTS).one()))
+        return self.run(lambda c: Counts(*c.execute(queries.COUNTS).one()))
 
     def missing(self, identities: Sequence[Identity]) -> list[Identity]:
         """Those of `identities` that have no row."""
         if not identities:
             return []
-        found = self._run(lambda c: {Identity(*row) for row in c.execute(queries.EXISTING, _keys(identities))})
+        found = self.run(lambda c: {Identity(*row) for row in c.execute(queries.EXISTING, keys_of(identities))})
         return [identity for identity in identities if identity not in found]
 
     def fingerprint(self) -> str:
         """Which database and table this is; another one, or the same made anew, has another."""
-        return self._run(lambda c: str(c.execute(queries.FINGERPRINT).scalar_one()))
+        return self.run(lambda c: str(c.execute(queries.FINGERPRINT).scalar_one()))
 
     def close(self) -> None:
         """Close the pool."""
@@ -144,7 +159,7 @@ class Store:
 
     def _refuses(self, row: dict[str, Any]) -> bool:
         try:
-            self._run(lambda c: _insert(c, [row]))
+            self.run(lambda c: _insert(c, [row]))
         except DBAPIError:
             return True
         return False
@@ -172,7 +187,7 @@ class Store:
         self._cursor = next(reversed(users), ("", ""))
         return list(users)
 
-    def _run(self, work: Callable[[Connection], T]) -> T:
+    def run(self, work: Callable[[Connection], T]) -> T:
         """`work` in a transaction, twice if need be. Raises DBAPIError only where a row itself was refused."""
         for last in (False, True):
             try:
@@ -247,7 +262,8 @@ def _insert(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
     connection.execute(queries.INSERT, {name: [row[name] for row in rows] for name in rows[0]})
 
 
-def _keys(identities: Iterable[Identity]) -> dict[str, list[str]]:
+def keys_of(identities: Iterable[Identity]) -> dict[str, list[str]]:
+    """The arrays that the statements take; at least one identity."""
     users, channels, ids = zip(*identities, strict=True)
     return {"users": list(users), "channels": list(channels), "ids": list(ids)}
 
@@ -255,20 +271,50 @@ def _keys(identities: Iterable[Identity]) -> dict[str, list[str]]:
 def _changes(state: State, items: Iterable[Kept]) -> dict[str, Any]:
     items = sorted(items)
     return {
-        **_keys(item.identity for item in items),
+        **keys_of(item.identity for item in items),
         "state": str(state),
         "reasons": [str(item.reason) for item in items],
         "retries": [item.retry_at_us for item in items],
         "attempts": [item.attempts for item in items],
         "errors": [clean_error(item.last_error) for item in items],
+        "digests": [item.digest_id for item in items],
     }
 
 
 def _claim(connection: Connection, identities: Sequence[Identity], query: Any, **values: int) -> list[Row]:
     if not identities:
         return []
-    return _rows(connection.execute(query, {**_keys(identities), **values, "seconds": CLAIM_S}))
+    return rows_of(connection.execute(query, {**keys_of(identities), **values, "seconds": CLAIM_S}))
 
 
-def _rows(result: Any) -> list[Row]:
-    return sorted((Row(*row) for row in result), key=lambda row: (row.user_id, row.channel, row.seq))
+def _with_members(connection: Connection, rows: list[Row]) -> list[Row]:
+    """Claim what belongs to the same digests, and write down which rows are one digest."""
+    digests = {
+        (row.user_id, row.channel, row.collapse_key, row.digest_id)
+        for row in rows
+        if row.collapse_key and (row.digest_id or row.reason in DENIED)
+    }
+    if not digests:
+        return rows
+    users, channels, collapse_keys, ids = (list(column) for column in zip(*sorted(digests), strict=True))
+    values = {"users": users, "channels": channels, "collapse_keys": collapse_keys, "digests": ids, "seconds": CLAIM_S}
+    rows = [*rows, *rows_of(connection.execute(queries.CLAIM_MEMBERS, values))]
+    digest_ids = assign(rows)
+    if digest_ids:
+        values = {**keys_of(row.identity for row in digest_ids), "digests": list(digest_ids.values())}
+        connection.execute(queries.SET_DIGEST, values)
+    return sorted((row._replace(digest_id=digest_ids.get(row, row.digest_id)) for row in rows), key=_order)
+
+
+def identities_of(result: Any) -> list[Identity]:
+    """Of a statement that returns keys."""
+    return [Identity(*row) for row in result]
+
+
+def rows_of(result: Any) -> list[Row]:
+    """Of a statement that returns rows; by user, then seq."""
+    return sorted((Row(*row) for row in result), key=_order)
+
+
+def _order(row: Row) -> tuple[str, str, int]:
+    return row.user_id, row.channel, row.seq

@@ -4,91 +4,19 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
 
 import pytest
-from sqlalchemy import text
 
-from notifier.deadletters.replay import Replay
-from notifier.deadletters.store import Store
 from notifier.errors import DatabaseUnavailable
-from notifier.ledger import Ledger
 from notifier.licence import Denial
-from notifier.limits.limiter import Limiter
 from notifier.notification import Identity, Notification
-from notifier.redis.keys import user_key
-from notifier.redis.state import connect_state
-from notifier.settings import Settings
 from notifier.wire import Message
+from tests.deadletters import MakeBench
 
 
-class Bench:
-    """The parts that replay needs, and what a test asks of them."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.client = connect_state(settings.redis_url, 2.0)
-        self.ledger = Ledger(self.client, settings)
-        self.limiter = Limiter.from_settings(settings)
-        self.store = Store(settings.database_url)
-        self.replay = Replay(self.store, self.ledger, self.limiter, settings)
-
-    def close(self) -> None:
-        self.limiter.close()
-        self.store.close()
-        self.client.close()
-
-    def deny(self, user_id: str, count: int, *, wait_s: float = 0.0, interval_s: float = 0.0, **fields: Any) -> None:
-        """Accept `count` notifications and deny them as a worker would."""
-        sent = [Notification.create(user_id, {"n": n}, **fields) for n in range(count)]
-        accepted = self.ledger.accept(sent)
-        messages = [
-            Message(n, accepted_us=a.accepted_us, epoch=a.epoch)
-            for n, a in zip(sent, accepted, strict=True)
-            if a.status == "queued"
-        ]
-        denial = Denial(int(wait_s * 1e6), int(interval_s * 1e6), "rate_limited")
-        self.ledger.deny(messages, [denial] * len(messages))
-
-    def make_due(self) -> None:
-        """Everything that waits is due now: nobody wants to wait in a test."""
-        self.sql("UPDATE dead_letters SET retry_at = to_timestamp(1) WHERE state = 'waiting'")
-
-    def sql(self, statement: str, **values: Any) -> list[Any]:
-        def work(connection: Any) -> list[Any]:
-            result = connection.execute(text(statement), values)
-            return list(result.all()) if result.returns_rows else []
-
-        return self.store._run(work)
-
-    def feed(self, user_id: str) -> list[dict[str, Any]]:
-        entries = self.client.xrange(user_key("feed", user_id, "websocket"))
-        return [json.loads(b"{" + fields[b"f"]) for _, fields in entries]  # type: ignore[union-attr]
-
-    def balanced(self) -> bool:
-        c = self.ledger.counts()
-        ends = c.delivered + c.digested + c.expired + c.dropped + c.duplicate + c.parked
-        return c.accepted == ends + c.waiting + c.in_flight
-
-
-@pytest.fixture
-def make(settings: Settings) -> Iterator[Any]:
-    """A factory of benches with changed settings."""
-    made: list[Bench] = []
-
-    def factory(**changes: Any) -> Bench:
-        made.append(Bench(Settings(**(settings.model_dump(exclude_unset=True) | changes))))
-        return made[-1]
-
-    yield factory
-    for bench in made:
-        bench.close()
-
-
-def test_what_was_denied_is_delivered_in_order_when_its_time_has_come(make: Any) -> None:
-    bench = make(user_limit="off")
+def test_what_was_denied_is_delivered_in_order_when_its_time_has_come(make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="off")
     bench.deny("anna", 20)
     report = bench.replay.run()
     assert report.spilled == 20
@@ -98,16 +26,16 @@ def test_what_was_denied_is_delivered_in_order_when_its_time_has_come(make: Any)
     assert bench.ledger.counts().delivered == 20
 
 
-def test_nothing_goes_before_its_time(make: Any) -> None:
-    bench = make(user_limit="off")
+def test_nothing_goes_before_its_time(make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="off")
     bench.deny("anna", 3, wait_s=3_600)
     report = bench.replay.run()
     assert (report.spilled, report.claimed) == (3, 0)
     assert bench.feed("anna") == []
 
 
-def test_one_user_is_not_claimed_to_be_denied_again_and_again(make: Any) -> None:
-    bench = make(user_limit="1/s burst 5", local_bucket="off")
+def test_one_user_is_not_claimed_to_be_denied_again_and_again(make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="1/s burst 5", local_bucket="off")
     bench.deny("anna", 1_300)
     bench.replay.spill()
     bench.make_due()
@@ -124,8 +52,8 @@ def test_one_user_is_not_claimed_to_be_denied_again_and_again(make: Any) -> None
     assert span_s == pytest.approx(left - 1, abs=3)
 
 
-def test_others_go_first_round(make: Any) -> None:
-    bench = make(user_limit="1/s burst 5", local_bucket="off")
+def test_others_go_first_round(make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="1/s burst 5", local_bucket="off")
     bench.deny("noisy", 1_000)
     for k in range(30):
         bench.deny(f"quiet-{k}", 1)
@@ -135,9 +63,11 @@ def test_others_go_first_round(make: Any) -> None:
     assert len({row.user_id for row in rows}) == 31
 
 
-def test_walk_over_users_is_fair_when_more_is_due_than_the_window(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_walk_over_users_when_more_is_due_than_the_window(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("notifier.deadletters.queries.WINDOW", 50)
-    bench = make(user_limit="off")
+    bench = make_bench(user_limit="off")
     bench.deny("a noisy", 200)
     for k in range(30):
         bench.deny(f"quiet-{k:02}", 2)
@@ -150,8 +80,8 @@ def test_walk_over_users_is_fair_when_more_is_due_than_the_window(make: Any, mon
     assert len({row.user_id for row in first} | {row.user_id for row in second}) == 31
 
 
-def test_rows_whose_claim_ran_out_go_alone_and_park_at_five_starts(make: Any) -> None:
-    bench = make(user_limit="off")
+def test_rows_whose_claim_ran_out_go_alone_and_park_at_five_starts(make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="off")
     bench.deny("anna", 3)
     bench.replay.spill()
     for starts in range(1, 5):
@@ -167,8 +97,8 @@ def test_rows_whose_claim_ran_out_go_alone_and_park_at_five_starts(make: Any) ->
     assert bench.balanced()
 
 
-def test_expired_rows_end_as_expired_and_take_no_token(make: Any) -> None:
-    bench = make(user_limit="1/s burst 1", local_bucket="off")
+def test_expired_rows_end_as_expired_and_take_no_token(make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="1/s burst 1", local_bucket="off")
     bench.deny("anna", 2, ttl=0.001)
     bench.deny("anna", 1)
     bench.replay.run()
@@ -179,8 +109,8 @@ def test_expired_rows_end_as_expired_and_take_no_token(make: Any) -> None:
     assert bench.store.counts() == (0, 0)
 
 
-def test_many_replayers_at_once_deliver_each_once(make: Any) -> None:
-    benches = [make(user_limit="off") for _ in range(4)]
+def test_many_replayers_at_once_deliver_each_once(make_bench: MakeBench) -> None:
+    benches = [make_bench(user_limit="off") for _ in range(4)]
     for k in range(40):
         benches[0].deny(f"user-{k}", 25)
     threads = [threading.Thread(target=lambda b=bench: [b.replay.run() for _ in range(4)]) for bench in benches]
@@ -195,10 +125,10 @@ def test_many_replayers_at_once_deliver_each_once(make: Any) -> None:
     assert benches[0].store.counts() == (0, 0)
 
 
-def test_without_a_table_nothing_is_lost_and_the_error_says_what_to_do(make: Any, new_database_url: str) -> None:
-    bench = make(user_limit="off")
+def test_without_a_table_nothing_is_lost(make_bench: MakeBench, new_database_url: str) -> None:
+    bench = make_bench(user_limit="off")
     bench.deny("anna", 3)
-    homeless = make(user_limit="off", database_url=new_database_url)
+    homeless = make_bench(user_limit="off", database_url=new_database_url)
     with pytest.raises(DatabaseUnavailable, match="notifier migrate"):
         homeless.replay.run()
     assert bench.ledger.counts().deferred == 3
@@ -206,8 +136,8 @@ def test_without_a_table_nothing_is_lost_and_the_error_says_what_to_do(make: Any
     assert len(bench.feed("anna")) == 3
 
 
-def test_a_repeated_spill_makes_no_second_row(make: Any) -> None:
-    bench = make(user_limit="off")
+def test_a_repeated_spill_makes_no_second_row(make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="off")
     bench.deny("anna", 3, wait_s=60)
     items = bench.ledger.peek_deferred(10)
     bench.store.insert(items)
@@ -215,8 +145,8 @@ def test_a_repeated_spill_makes_no_second_row(make: Any) -> None:
     assert bench.store.counts().waiting == 3
 
 
-def test_exactly_the_named_ones_are_sent(make: Any) -> None:
-    bench = make(user_limit="off")
+def test_exactly_the_named_ones_are_sent(make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="off")
     bench.deny("anna", 3, wait_s=60)
     bench.replay.spill()
     ((first,),) = bench.sql("SELECT notification_id FROM dead_letters WHERE seq = 1")
@@ -224,8 +154,8 @@ def test_exactly_the_named_ones_are_sent(make: Any) -> None:
     assert [frame["seq"] for frame in bench.feed("anna")] == [1]
 
 
-def test_what_json_can_say_survives_the_table(make: Any) -> None:
-    bench = make(user_limit="off")
+def test_what_json_can_say_survives_the_table(make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="off")
     payload = {"nul": "a\0b", "emoji": "😀", "big": 1e22, "zero": -0.0, "b": 1, "a": [None, True, "\\u0000", "%s :x"]}
     n = Notification.create("anna", payload)
     (accepted,) = bench.ledger.accept([n])
@@ -235,10 +165,10 @@ def test_what_json_can_say_survives_the_table(make: Any) -> None:
     assert json.dumps(frame["payload"]) == json.dumps(payload)
 
 
-def test_connections_of_a_parent_are_not_used_by_its_child(make: Any) -> None:
+def test_connections_of_a_parent_are_not_used_by_its_child(make_bench: MakeBench) -> None:
     import multiprocessing
 
-    bench = make(user_limit="off")
+    bench = make_bench(user_limit="off")
     parent = bench.sql("SELECT pg_backend_pid()")
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe()

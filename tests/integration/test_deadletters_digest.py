@@ -1,0 +1,141 @@
+"""Digests at replay, folding when too many wait, and crashes between their steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from notifier.deadletters.crowd import Crowd
+from tests.deadletters import Bench, MakeBench
+
+
+def claims_run_out(bench: Bench) -> None:
+    bench.sql("UPDATE dead_letters SET claimed_until = now() - interval '1 s' WHERE claimed_until IS NOT NULL")
+
+
+def test_rows_of_one_collapse_key_go_out_as_one_for_one_token(make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="1/hour burst 1", local_bucket="off")
+    bench.deny("anna", 27, collapse_key="likes:post-1")
+    bench.replay.run()
+    (frame,) = bench.feed("anna")
+    ids = frame["digest"]["ids"]
+    assert (frame["payload"]["n"], frame["digest"]["count"], len(ids)) == (26, 27, 27)
+    assert ids[-1] == frame["notification_id"]
+    assert frame["digest"]["first_at"] <= frame["digest"]["last_at"] == frame["accepted_at"]
+    counts = bench.ledger.counts()
+    assert (counts.delivered, counts.digested, counts.waiting) == (1, 26, 0)
+    assert bench.store.counts() == (0, 0)
+    assert bench.balanced()
+
+
+def test_what_is_not_yet_due_goes_with_the_first(make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="off")
+    bench.deny("anna", 5, interval_s=600, collapse_key="k")
+    bench.replay.run()
+    (frame,) = bench.feed("anna")
+    assert frame["digest"]["count"] == 5
+
+
+def test_other_keys_channels_and_users_stay_apart(make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="off")
+    for user_id, key in [("anna", "a"), ("anna", "b"), ("bert", "a")]:
+        bench.deny(user_id, 2, collapse_key=key)
+    bench.replay.run()
+    assert [frame["digest"]["count"] for frame in bench.feed("anna")] == [2, 2]
+    assert [frame["digest"]["count"] for frame in bench.feed("bert")] == [2]
+
+
+def test_a_digest_whose_replayer_died_goes_out_as_the_same_digest(make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="off")
+    bench.deny("anna", 3, collapse_key="k")
+    bench.replay.spill()
+    first = bench.store.claim(bench.ledger.now_us())
+    claims_run_out(bench)
+    bench.deny("anna", 2, collapse_key="k")
+    bench.replay.spill()
+    again = bench.store.claim_ran_out()
+    assert [row.identity for row in again] == [row.identity for row in first]
+    claims_run_out(bench)
+    bench.replay.run()
+    assert [frame["digest"]["count"] for frame in bench.feed("anna")] == [3, 2]
+
+
+def test_beyond_max_waiting_rows_fold_and_none_is_forgotten(make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="off", max_waiting=10)
+    bench.deny("anna", 150, wait_s=600, collapse_key="k")
+    bench.replay.spill()
+    assert bench.store.counts().waiting == 1
+    assert bench.ledger.counts().digested == 149
+    bench.deny("anna", 4, wait_s=600, collapse_key="k")
+    bench.replay.spill()
+    bench.make_due()
+    bench.replay.run()
+    (frame,) = bench.feed("anna")
+    assert (frame["digest"]["count"], len(frame["digest"]["ids"])) == (154, 100)
+    assert frame["digest"]["ids"][-1] == frame["notification_id"]
+    assert bench.ledger.counts().digested == 153
+    assert bench.balanced()
+
+
+def test_a_single_row_tells_of_what_was_folded_into_it(make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="off", max_waiting=2)
+    bench.deny("anna", 5, wait_s=600, collapse_key="k")
+    bench.replay.spill()
+    bench.make_due()
+    bench.replay.run()
+    (frame,) = bench.feed("anna")
+    assert (frame["digest"]["count"], len(frame["digest"]["ids"])) == (5, 5)
+
+
+@pytest.mark.parametrize("booked", [False, True])
+def test_a_crash_within_a_fold_is_taken_up(make_bench: MakeBench, booked: bool) -> None:
+    bench = make_bench(user_limit="off", max_waiting=5)
+    bench.deny("anna", 12, wait_s=600, collapse_key="k")
+    items = bench.ledger.peek_deferred(100)
+    bench.store.insert(items)
+    bench.ledger.settle_deferred([item.notification.identity for item in items])
+    (group,) = Crowd(bench.store, bench.ledger, 5)._claim("anna", "websocket")
+    if booked:
+        bench.ledger.fold_rows(group)
+    claims_run_out(bench)
+    bench.replay.run()
+    assert bench.store.counts().waiting == 1
+    bench.make_due()
+    bench.replay.run()
+    (frame,) = bench.feed("anna")
+    assert frame["digest"]["count"] == 12
+    assert bench.ledger.counts().digested == 11
+    assert bench.balanced()
+
+
+def test_nothing_folds_into_what_has_ended(make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="off", max_waiting=5)
+    bench.deny("anna", 8, wait_s=600, collapse_key="k")
+    items = bench.ledger.peek_deferred(100)
+    bench.store.insert(items)
+    bench.ledger.settle_deferred([item.notification.identity for item in items])
+    crowd = Crowd(bench.store, bench.ledger, 5)
+    (group,) = crowd._claim("anna", "websocket")
+    assert bench.ledger.cancel(group[-1].identity)
+    assert crowd.fold(group) == 1
+    assert bench.store.counts().waiting == 7
+    assert (bench.ledger.counts().dropped, bench.ledger.counts().digested) == (1, 0)
+
+
+def test_what_cannot_fold_is_dropped_and_counted(make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="off", max_waiting=5)
+    for k in range(8):
+        bench.deny("anna", 1, wait_s=600, collapse_key=f"key-{k}")
+    bench.replay.spill()
+    counts = bench.ledger.counts()
+    assert (bench.store.counts().waiting, counts.dropped, counts.waiting) == (5, 3, 5)
+    assert [n for (n,) in bench.sql("SELECT seq FROM dead_letters ORDER BY seq")] == [1, 2, 3, 4, 5]
+    assert bench.balanced()
+
+
+def test_scheduled_rows_are_no_crowd(make_bench: MakeBench) -> None:
+    from datetime import UTC, datetime, timedelta
+
+    bench = make_bench(user_limit="off", max_waiting=2)
+    bench.deny("anna", 6, not_before=datetime.now(UTC) + timedelta(hours=1))
+    bench.replay.spill()
+    assert bench.store.counts().waiting == 6
