@@ -93,6 +93,11 @@ class Running:
         with connect(url, additional_headers=headers, proxy=None, **options) as connection:
             yield connection
 
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._thread.is_alive()
+
     @contextmanager
     def running(self) -> Iterator[Running]:
         """Started, and stopped at the end."""
@@ -119,3 +124,31 @@ def payloads(connection: ClientConnection, count: int, timeout_s: float = 10) ->
         if "payload" in message:
             found.append(message["payload"])
     return found
+
+
+class Events:
+    """A client of `/sse`."""
+
+    def __init__(self, gateway: Running, user_id: str, last_id: str | None = None, **options: Any) -> None:
+        self._connection = HTTPConnection("127.0.0.1", gateway.port, timeout=10)
+        headers = {"Authorization": f"Bearer {options.get('token') or gateway.token(user_id)}"}
+        if last_id:
+            headers["Last-Event-ID"] = last_id
+        self._connection.request("GET", "/sse", headers=headers)
+        self.response = self._connection.getresponse()
+
+    def event(self) -> dict[str, str]:
+        """The next event: `event`, `id`, `data`, as far as it has them. An empty one at the end."""
+        found: dict[str, str] = {}
+        for line in iter(self.response.readline, b""):
+            name, _, value = line.decode().rstrip("\n").partition(": ")
+            if not name and "data" in found:
+                return found
+            if name in ("event", "id", "data"):
+                found[name] = value
+        return {}
+
+    def close(self) -> None:
+        """Leave."""
+        self.response.close()
+        self._connection.close()

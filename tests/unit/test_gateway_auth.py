@@ -11,7 +11,7 @@ import jwt
 import pytest
 
 from notifier.errors import SettingsError
-from notifier.gateway.auth import Auth, Refused, make_token, secret_of
+from notifier.gateway.auth import Auth, Refused, make_token, secret_of, token_for
 from notifier.settings import Settings
 
 SECRET = "s" * 40
@@ -120,3 +120,24 @@ def test_missing_or_short_secret_is_named_and_not_shown(secret: str | None) -> N
     with pytest.raises(SettingsError, match="NOTIFIER_SECRET") as error:
         secret_of(Settings(secret=secret))
     assert "short" not in str(error.value)
+
+
+def test_two_secrets_while_rotating() -> None:
+    auth = Auth.from_settings(Settings(secret=OTHER, previous_secret=SECRET))
+    assert auth.check(bearer(make_token(SECRET, "1", 60))).user_id == "1"
+    assert auth.check(bearer(make_token(OTHER, "1", 60))).user_id == "1"
+    assert kind_of(auth, bearer(make_token("u" * 40, "1", 60))) == "token_invalid"
+    old = jwt.encode({"sub": "1", "exp": time.time() - 1}, SECRET, algorithm="HS256")
+    assert kind_of(auth, bearer(old)) == "token_expired"
+    with pytest.raises(SettingsError, match="NOTIFIER_PREVIOUS_SECRET"):
+        Auth.from_settings(Settings(secret=OTHER, previous_secret="short"))
+
+
+def test_issuer_and_audience_count_where_they_are_set() -> None:
+    strict = Settings(secret=SECRET, token_issuer="https://id.example", token_audience="notifier")
+    auth = Auth.from_settings(strict)
+    assert auth.check(bearer(token_for(strict, "1", 60))).user_id == "1"
+    for wrong in ({}, {"issuer": "https://id.example"}, {"issuer": "x", "audience": "notifier"}):
+        assert kind_of(auth, bearer(make_token(SECRET, "1", 60, **wrong))) == "token_invalid"
+    loose = Auth([SECRET])
+    assert loose.check(bearer(token_for(strict, "1", 60))).user_id == "1"
