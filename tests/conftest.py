@@ -11,16 +11,19 @@ from typing import Any, TypeVar
 
 import psycopg2
 import pytest
+from kombu import Connection
 from redis import Redis
 
 from notifier.deadletters.migrate import upgrade as migrate
 from notifier.embedded.postgres import Postgres
+from notifier.embedded.rabbitmq import RabbitMQ, missing
 from notifier.embedded.valkey import Valkey
 from notifier.errors import ExtraMissing
 from notifier.settings import PREFIX, Settings
+from notifier.wire import QUEUES
 from tests.support import adopt_orphans, descendants, eventually
 
-S = TypeVar("S", Valkey, Postgres)
+S = TypeVar("S", Valkey, Postgres, RabbitMQ)
 IN_CI = os.environ.get("CI") == "true"
 
 
@@ -209,5 +212,36 @@ def fresh_postgres(tmp_path: Path, nothing_left: None) -> Iterator[Callable[...,
             if migrated:
                 migrate(for_sqlalchemy(server.url()))
             return server
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def _rabbitmq(server_directory: Path, nothing_left: None) -> Iterator[RabbitMQ]:
+    if problem := missing():
+        pytest.skip(problem)
+    with RabbitMQ.start(server_directory / "rabbitmq") as server:
+        yield server
+
+
+@pytest.fixture
+def rabbitmq_url(_rabbitmq: RabbitMQ) -> str:
+    """A RabbitMQ without the project's queues. Neither kill nor freeze its server."""
+    with Connection(_rabbitmq.url()) as connection:
+        for queue in QUEUES:
+            connection.default_channel.queue_delete(queue)
+    return _rabbitmq.url()
+
+
+@pytest.fixture
+def fresh_rabbitmq(tmp_path: Path, nothing_left: None) -> Iterator[Callable[..., RabbitMQ]]:
+    """A factory of servers of the test's own, to kill, freeze and restart (seconds each): `fresh_rabbitmq()`."""
+    if problem := missing():
+        pytest.skip(problem)
+    with contextlib.ExitStack() as stack:
+
+        def start(**options: Any) -> RabbitMQ:
+            directory = tmp_path / f"rabbitmq-{secrets.token_hex(4)}"
+            return stack.enter_context(RabbitMQ.start(directory, **options))
 
         yield start

@@ -14,7 +14,7 @@ from notifier.settings import RUN_ENV
 
 @contextlib.contextmanager
 def only_one() -> Iterator[None]:
-    """Hold this directory's lock; what a killed run left of run.env is gone then. Raises NotifierError where another holds it."""
+    """Hold this directory's lock, with no run.env of a killed run. Raises NotifierError where another one holds it."""
     RUN_ENV.parent.mkdir(mode=0o700, exist_ok=True)
     handle = os.open(RUN_ENV.with_name("up.lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:

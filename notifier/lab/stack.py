@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -88,22 +89,24 @@ class Member:
             say(f"{self.name} has ended and is started again in {self._backoff_s:g} s; see {self.log}")
         elif now_s >= self._due_s:
             self._due_s = 0.0
-            self.kill()  # children that outlived it
+            self.kill()
             self.start()
 
-    def ask_to_end(self) -> None:
-        """TERM; a frozen one is thawed to hear it."""
+    def terminate(self) -> None:
+        """TERM, once: a second one would ask Celery to hurry. A frozen process is thawed to hear it."""
         if self._process and self.running:
             signal_tree(self.pid, signal.SIGCONT)
             self._process.terminate()
 
-    def end(self, timeout_s: float) -> None:
-        """TERM, and KILL after `timeout_s`."""
+    def wait(self, timeout_s: float) -> None:
+        """Wait for its end, and kill it after `timeout_s`."""
         if self._process:
-            end(self._process, signal.SIGTERM, timeout_s)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
+            self.kill()
 
     def kill(self) -> None:
-        """kill -9, the children too."""
+        """kill -9, the children too, also those that outlived it."""
         if self._process:
             signal_tree(self.pid, signal.SIGKILL)
             end(self._process, signal.SIGKILL, 0.0)
@@ -206,6 +209,6 @@ class Stack:
         """TERM to all at once, KILL to what is left after `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
         for member in self.members.values():
-            member.ask_to_end()
+            member.terminate()
         for member in self.members.values():
-            member.end(max(0.0, deadline_s - time.monotonic()))
+            member.wait(max(0.0, deadline_s - time.monotonic()))

@@ -60,7 +60,7 @@ class Up:
 
     def named(self, name: str) -> list[psutil.Process]:
         """Its processes whose command line has `name` in it."""
-        return [p for p in psutil.Process(self.process.pid).children(recursive=True) if name in " ".join(p.cmdline())]
+        return [process for process in descendants() if name in " ".join(process.cmdline())]
 
     def end(self, how: signal.Signals = signal.SIGINT) -> int:
         """End it and wait; the exit code."""
