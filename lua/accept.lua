@@ -4,24 +4,24 @@
 --
 -- KEYS[i]  shard prefix of item i
 -- ARGV     epoch proposal (hex); then per item ITEM arguments, and
---          chosen (1 if the caller chose the id), emission (us per token of the user's limit, 0 off), tolerance (us)
+--          emission (us per token of the user's limit, 0 off), tolerance (us)
 -- Reply    {now (us), then per item: status, queue, seq, epoch}; status "queued", "deferred" or "duplicate",
 --          queue c|n|b. No `allow-oom`: a full Redis accepts nothing, and says so before anything is written.
 
-local EXTRA = 3
+local EXTRA = 2
 local reply = { int(now) }
 local epochs = {}
 
 for i, P in ipairs(KEYS) do
   local at = 2 + (i - 1) * (ITEM + EXTRA)
   local item = item_at(P, at)
-  local chosen, emission, tolerance = ARGV[at + ITEM] == '1', tonumber(ARGV[at + ITEM + 1]), tonumber(ARGV[at + ITEM + 2])
+  local emission, tolerance = tonumber(ARGV[at + ITEM]), tonumber(ARGV[at + ITEM + 1])
   if not epochs[P] then
     redis.call('SET', P .. 'epoch', ARGV[1], 'NX')
     epochs[P] = redis.call('GET', P .. 'epoch')
   end
   local at_reply = #reply
-  if chosen and (redis.call('HEXISTS', P .. 'ledger', item.id) == 1 or redis.call('EXISTS', P .. 'done:' .. item.id) == 1) then
+  if redis.call('HEXISTS', P .. 'ledger', item.id) == 1 or redis.call('EXISTS', P .. 'done:' .. item.id) == 1 then
     count(P, 'accepted')
     count(P, 'duplicate')
     reply[at_reply + 1], reply[at_reply + 2], reply[at_reply + 3] = 'duplicate', '-', 0

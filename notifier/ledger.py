@@ -78,7 +78,7 @@ class Ledger:
                 limit = self._settings.user_limit_of(n.channel)
                 metered = not (limit.off or limit.blocks)
                 arguments += self._item(n)
-                arguments += [int(n.chosen), limit.emission_us * metered, limit.tolerance_us * metered]
+                arguments += [limit.emission_us * metered, limit.tolerance_us * metered]
             reply = self._run("accept", chunk, arguments)
             accepted += [
                 Accepted(

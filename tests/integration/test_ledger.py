@@ -474,3 +474,9 @@ def test_denied_out_of_order_the_earlier_seq_has_the_earlier_slot(ledger: Ledger
     rows = to_rows(ledger)
     again = [r.retry_at_us for r in ledger.deny_rows(rows, [RATE_LIMITED] * 3)]
     assert [later - again[0] for later in again] == [0, HALF_S, 2 * HALF_S]
+
+
+def test_the_same_recipient_twice_in_a_batch_is_a_duplicate(ledger: Ledger) -> None:
+    n = note()
+    assert [a.status for a in ledger.accept([n, n])] == ["queued", "duplicate"]
+    balanced(ledger)
