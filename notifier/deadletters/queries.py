@@ -22,6 +22,10 @@ _WAITS = "(d.state = 'waiting') IS TRUE"
 _FREE = "(d.claimed_until IS NULL) IS TRUE"
 _STILL_DUE = f"d.retry_at + interval '0' <= {_NOW}"
 
+_DENIED_REASONS = ", ".join(f"'{reason}'" for reason in DENIED)
+# Rows that must keep their order, and may take another's place in time.
+_UNEXPIRED = f"(d.expires_at > {_NOW} OR d.expires_at IS NULL)"
+_IN_TURN = f"(d.reason IN ({_DENIED_REASONS}) AND d.priority <> 'critical' AND {_UNEXPIRED})"
 _KEYS = "unnest(cast(:users AS text[]), cast(:channels AS text[]), cast(:ids AS text[]))"
 _SAME = "(d.user_id, d.channel, d.notification_id) = (k.user_id, k.channel, k.notification_id)"
 _COLUMNS = [
@@ -75,11 +79,11 @@ INSERT: TextClause = text(
 PICK: TextClause = text(
     f"""
     WITH due AS (
-        SELECT user_id, channel, notification_id, seq, retry_at FROM dead_letters
+        SELECT user_id, channel, notification_id, seq, retry_at, {_IN_TURN} AS in_turn FROM dead_letters AS d
         WHERE state = 'waiting' AND claimed_until IS NULL AND retry_at <= {_NOW}
         ORDER BY retry_at LIMIT :window
     )
-    SELECT user_id, channel, notification_id, (SELECT count(*) FROM due) AS due
+    SELECT user_id, channel, notification_id, in_turn, (SELECT count(*) FROM due) AS due
     FROM (SELECT *, row_number() OVER (PARTITION BY user_id, channel ORDER BY seq) AS turn FROM due) AS turns
     ORDER BY turn, retry_at LIMIT :limit
     """
@@ -106,10 +110,10 @@ WALK: TextClause = text(
 
 PICK_OF_USERS: TextClause = text(
     f"""
-    SELECT d.user_id, d.channel, d.notification_id
+    SELECT d.user_id, d.channel, d.notification_id, d.in_turn
     FROM unnest(cast(:users AS text[]), cast(:channels AS text[])) AS k (user_id, channel) CROSS JOIN LATERAL (
         SELECT *, row_number() OVER (ORDER BY seq) AS turn FROM (
-            SELECT user_id, channel, notification_id, seq, retry_at FROM dead_letters AS d
+            SELECT user_id, channel, notification_id, seq, retry_at, {_IN_TURN} AS in_turn FROM dead_letters AS d
             WHERE d.state = 'waiting' AND (d.user_id, d.channel) = (k.user_id, k.channel)
               AND {_FREE} AND {_STILL_DUE}
             ORDER BY d.seq LIMIT :limit
@@ -120,28 +124,51 @@ PICK_OF_USERS: TextClause = text(
 )
 
 
-def _claim(condition: str) -> TextualSelect:
-    """Lock what is still free, pass over what others lock, and set the end of the claim."""
-    return _returning_rows(
-        f"""
-        UPDATE dead_letters AS d
-        SET claimed_until = clock_timestamp() + make_interval(secs => :seconds), updated_at = now()
-        FROM (
-            SELECT d.user_id, d.channel, d.notification_id
-            FROM {_KEYS} AS k (user_id, channel, notification_id) JOIN dead_letters AS d ON {_SAME}
-            WHERE {_WAITS} AND {_FREE} {condition}
-            FOR UPDATE OF d SKIP LOCKED
-        ) AS k
-        WHERE {_SAME}
-        RETURNING {_RETURNING}, false
-        """
-    )
+# Due rows say how many of a user may go now; which ones, seq says: denials are booked in any order, so a later one may
+# be due first, and would take a token only to be told that an earlier one waits.
+LOWEST: TextualSelect = text(
+    f"""
+    SELECT m.* FROM unnest(cast(:users AS text[]), cast(:channels AS text[]), cast(:numbers AS bigint[]))
+        AS k (user_id, channel, number)
+    CROSS JOIN LATERAL (
+        SELECT d.user_id, d.channel, d.notification_id, d.retry_at FROM dead_letters AS d
+        WHERE d.state = 'waiting' AND (d.user_id, d.channel) = (k.user_id, k.channel) AND {_FREE} AND {_IN_TURN}
+        ORDER BY d.seq LIMIT k.number
+    ) AS m
+    """
+).columns(*(dead_letters.c[name] for name in ("user_id", "channel", "notification_id", "retry_at")))
+
+MOVE: TextClause = text(
+    f"""
+    UPDATE dead_letters AS d SET retry_at = LEAST({_T.format("k.retry")}, d.expires_at), updated_at = now()
+    FROM (
+        SELECT d.user_id, d.channel, d.notification_id, k.retry
+        FROM unnest(cast(:users AS text[]), cast(:channels AS text[]), cast(:ids AS text[]), cast(:retries AS bigint[]))
+            AS k (user_id, channel, notification_id, retry) JOIN dead_letters AS d ON {_SAME}
+        WHERE {_WAITS} AND {_FREE}
+        FOR UPDATE OF d SKIP LOCKED
+    ) AS k
+    WHERE {_SAME}
+    """
+)
 
 
-CLAIM = _claim(f"AND {_STILL_DUE}")
-CLAIM_THESE = _claim("")
-
-_DENIED_REASONS = ", ".join(f"'{reason}'" for reason in DENIED)
+# Lock what is still free and has not been given a later time, pass over what others lock, set the end of the claim.
+CLAIM = _returning_rows(
+    f"""
+    UPDATE dead_letters AS d
+    SET claimed_until = clock_timestamp() + make_interval(secs => :seconds), updated_at = now()
+    FROM (
+        SELECT d.user_id, d.channel, d.notification_id
+        FROM unnest(cast(:users AS text[]), cast(:channels AS text[]), cast(:ids AS text[]), cast(:untils AS bigint[]))
+            AS k (user_id, channel, notification_id, until) JOIN dead_letters AS d ON {_SAME}
+        WHERE {_WAITS} AND {_FREE} AND d.retry_at <= {_T.format("k.until")}
+        FOR UPDATE OF d SKIP LOCKED
+    ) AS k
+    WHERE {_SAME}
+    RETURNING {_RETURNING}, false
+    """
+)
 
 # The rest of the digests that claimed rows belong to, or will: due or not, they go with the first of them.
 CLAIM_MEMBERS = _returning_rows(

@@ -34,7 +34,7 @@ from sqlalchemy import (
 from notifier.notification import Identity, Notification, Priority
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_LAST_US = 250_000_000_000 * 10**6  # year 9892: still a Python datetime, in any time zone
+LAST_US = 250_000_000_000 * 10**6  # year 9892: still a Python datetime, in any time zone
 
 
 class Reason(StrEnum):
@@ -61,7 +61,7 @@ class State(StrEnum):
 
 def instant(us: int) -> datetime:
     """Microseconds since the epoch as an aware datetime, exactly."""
-    return _EPOCH + timedelta(microseconds=min(us, _LAST_US))
+    return _EPOCH + timedelta(microseconds=min(us, LAST_US))
 
 
 def microseconds(moment: datetime) -> int:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, make_url
@@ -20,7 +21,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from notifier.deadletters import queries
 from notifier.deadletters.digest import DENIED, assign
 from notifier.deadletters.problems import refuses_row, unavailable, worth_repeating
-from notifier.deadletters.schema import Kept, Row, State
+from notifier.deadletters.schema import LAST_US, Kept, Row, State
 from notifier.notification import Identity
 
 if TYPE_CHECKING:
@@ -90,14 +91,13 @@ class Store:
             picked = connection.execute(queries.PICK, {"now": now_us, "limit": limit, "window": queries.WINDOW}).all()
             if picked and picked[0].due >= queries.WINDOW:
                 picked = self._pick_by_user(connection, now_us, limit)
-            rows = _claim(connection, [Identity(*row[:3]) for row in picked], queries.CLAIM, now=now_us)
-            return _with_members(connection, rows)
+            return _with_members(connection, _claim_in_turn(connection, picked, now_us))
 
         return self.run(work) if limit > 0 else []
 
     def claim_these(self, identities: Sequence[Identity]) -> list[Row]:
         """Claim exactly these, due or not, as far as they wait and nobody has them."""
-        return self.run(lambda c: _claim(c, identities, queries.CLAIM_THESE)) if identities else []
+        return self.run(lambda c: _claim(c, dict.fromkeys(identities, LAST_US)))
 
     def claim_ran_out(self) -> list[Row]:
         """Claim one row whose last claim ran out, or the digest it is in, and count a start. [] if there is none.
@@ -281,10 +281,39 @@ def _changes(state: State, items: Iterable[Kept]) -> dict[str, Any]:
     }
 
 
-def _claim(connection: Connection, identities: Sequence[Identity], query: Any, **values: int) -> list[Row]:
-    if not identities:
+def _claim(connection: Connection, untils: Mapping[Identity, int]) -> list[Row]:
+    """Claim each that is free and due until its time (us)."""
+    if not untils:
         return []
-    return rows_of(connection.execute(query, {**keys_of(identities), **values, "seconds": CLAIM_S}))
+    values = {**keys_of(untils), "untils": list(untils.values()), "seconds": CLAIM_S}
+    return rows_of(connection.execute(queries.CLAIM, values))
+
+
+def _claim_in_turn(connection: Connection, picked: Sequence[Any], now_us: int) -> list[Row]:
+    """Claim as many rows of each user as are due, those of the lowest seq; they swap times with the due ones."""
+    due = [Identity(*row[:3]) for row in picked if row.in_turn]
+    by_time = {Identity(*row[:3]): now_us for row in picked if not row.in_turn}
+    numbers = Counter((identity.user_id, identity.channel) for identity in due)
+    if not numbers:
+        return _claim(connection, by_time)
+    users, channels = (list(column) for column in zip(*numbers, strict=True))
+    values = {"users": users, "channels": channels, "numbers": list(numbers.values()), "now": now_us}
+    lowest = {Identity(*row[:3]): row.retry_at for row in connection.execute(queries.LOWEST, values)}
+    rows = _claim(connection, {**by_time, **lowest})
+    free_times: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for row in rows:
+        if lowest.get(row.identity, 0) > now_us:
+            free_times[row.user_id, row.channel].append(row.retry_at_us)
+    passed_over = [identity for identity in due if identity not in lowest]
+    moved = [
+        (identity, times.pop())
+        for identity in passed_over
+        if (times := free_times.get((identity.user_id, identity.channel)))
+    ]
+    if moved:
+        values = {**keys_of(identity for identity, _ in moved), "retries": [retry_us for _, retry_us in moved]}
+        connection.execute(queries.MOVE, values)
+    return rows
 
 
 def _with_members(connection: Connection, rows: list[Row]) -> list[Row]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -182,3 +183,26 @@ def test_connections_of_a_parent_are_not_used_by_its_child(make_bench: MakeBench
         assert receiver.recv() != parent
     process.join()
     assert bench.sql("SELECT pg_backend_pid()") == parent
+
+
+def test_the_lowest_seqs_go_when_later_ones_are_due_first(make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="1/hour burst 3", local_bucket="off")
+    bench.deny("anna", 10, wait_s=600, interval_s=1)
+    bench.replay.spill()
+    bench.sql("UPDATE dead_letters SET retry_at = now() - interval '1 s' WHERE seq IN (5, 8, 10)")
+    report = bench.replay.run()
+    assert (report.claimed, report.denied) == (3, 0)
+    assert [frame["seq"] for frame in bench.feed("anna")] == [1, 2, 3]
+    ((due, later),) = bench.sql(
+        "SELECT count(*) FILTER (WHERE retry_at <= now()), count(DISTINCT retry_at) FROM dead_letters"
+    )
+    assert (due, later) == (0, 7)
+
+
+def test_a_scheduled_row_is_not_taken_before_its_time(make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="off")
+    bench.deny("anna", 1, not_before=datetime.now(UTC) + timedelta(hours=1))
+    bench.deny("anna", 2)
+    bench.replay.run()
+    assert [frame["seq"] for frame in bench.feed("anna")] == [2, 3]
+    assert bench.store.counts().waiting == 1
