@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 import click
 
 from notifier.cli.output import example
+from notifier.cli.signals import ended_by_signals
 from notifier.errors import NotifierError
 
 
@@ -31,4 +33,5 @@ def command(host: str | None, port: int | None) -> None:
         raise NotifierError(f"cannot listen on {address[0]} port {address[1]}: {error.strerror}") from None
     allow_many_connections()
     logging.info("the gateway listens on %s port %d", *listener.getsockname()[:2])
-    gateway.run([listener])
+    with ended_by_signals(), contextlib.suppress(KeyboardInterrupt):
+        gateway.run([listener])  # drains, and then raises the signal that ended it once more

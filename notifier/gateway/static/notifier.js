@@ -1,11 +1,13 @@
 /* Notifier in the browser: connects to the gateway, resumes where it left off, calls back once for each notification.
  *
  *   const feed = Notifier.connect({ token, onNotification: n => console.log(n.payload) });
+ *   feed.markRead();   // all so far, in all tabs
  *   feed.close();
  *
- * token           the user's token, or a function that returns one (or a promise of one): called for each connection
- * onNotification  gets {id, notification_id, seq, category, accepted_at, granted_at, payload, digest?}; once each, in order
- * onState         gets "connecting", "open", "waiting", "unauthorized" or "closed"
+ * token           the user's token, or a function that returns one (or a promise of one), called for each connection
+ * onNotification  gets {id, notification_id, seq, category, accepted_at, granted_at, payload, digest?}; each once, in order
+ * onUnread        gets the number of unread notifications
+ * onState         gets "connecting", "open", "waiting", "unauthorized" (a new token is needed) or "closed"
  * onGap           notifications were missed that the feed no longer keeps
  * url             the gateway's address; default: where this file came from
  * lastId          go on after this id; default: the whole feed comes first
@@ -14,6 +16,8 @@ var Notifier = (() => {
   "use strict";
   const home = document.currentScript ? document.currentScript.src : location.href;
   const FIRST_PAUSE_MS = 250, LONGEST_PAUSE_MS = 15000;
+  const SILENCE_MS = 30000, PATIENCE_MS = 10000;  // until a silent connection is asked, until it is taken for dead
+  const TOKEN_EXPIRED = 4001;
 
   const newer = (a, b) => {
     const [aMs, aSeq] = a.split("-").map(Number), [bMs, bSeq] = b.split("-").map(Number);
@@ -29,7 +33,8 @@ var Notifier = (() => {
 
   function connect(options) {
     const call = (name, value) => { if (options[name]) options[name](value); };
-    let lastId = options.lastId || null, socket = null, timer = null, pauseMs = FIRST_PAUSE_MS, ended = false;
+    let lastId = options.lastId || null, unread = 0, countedTo = "0-0";
+    let socket = null, retry = null, silence = null, pauseMs = FIRST_PAUSE_MS, ended = false;
 
     const address = () => {
       const url = new URL("/ws", options.url || home);
@@ -38,47 +43,89 @@ var Notifier = (() => {
       return url;
     };
 
-    const receive = text => {
-      const message = JSON.parse(text);
-      if (message.type === "hello" || message.type === "gap") {
-        const missed = message.type === "gap" || (lastId && !message.recovered);
-        lastId = message.last_id;
-        pauseMs = FIRST_PAUSE_MS;
-        if (message.type === "hello") call("onState", "open");
-        if (missed) call("onGap", message);
-      } else if (!message.type && (!lastId || newer(message.id, lastId))) {
-        lastId = message.id;
-        call("onNotification", message);
-      }
+    const count = (number, upTo) => {
+      countedTo = upTo;
+      if (number !== unread) call("onUnread", unread = number);
     };
 
-    const later = () => {
-      if (ended || timer) return;
+    const control = message => {
+      if (message.type === "hello") {
+        const missed = lastId && !message.recovered;
+        lastId = message.last_id;
+        pauseMs = FIRST_PAUSE_MS;
+        call("onState", "open");
+        if (missed) call("onGap", message);
+      } else if (message.type === "gap") {
+        lastId = message.last_id;
+        call("onGap", message);
+      }
+      if ("unread" in message) count(message.unread, message.counted_to);
+    };
+
+    const receive = message => {
+      if (message.type) return control(message);
+      if (lastId && !newer(message.id, lastId)) return;
+      lastId = message.id;
+      if (newer(message.id, countedTo)) count(unread + 1, message.id);
+      call("onNotification", message);
+    };
+
+    // A connection that is gone without a word looks open. Whoever is silent for long is asked.
+    const listen = () => {
+      clearTimeout(silence);
+      silence = setTimeout(() => {
+        say({ type: "ping" });
+        silence = setTimeout(lose, PATIENCE_MS);
+      }, SILENCE_MS);
+    };
+
+    const say = message => {
+      if (socket && socket.readyState === WebSocket.OPEN) socket.send(JSON.stringify(message));
+    };
+
+    const lose = code => {
+      clearTimeout(silence);
+      if (socket) { socket.onclose = socket.onmessage = null; socket.close(); socket = null; }
+      if (ended) return;
+      if (code === TOKEN_EXPIRED && typeof options.token !== "function") return stop("unauthorized");
       call("onState", "waiting");
-      timer = setTimeout(open, pauseMs * (0.5 + Math.random() / 2));
+      clearTimeout(retry);
+      retry = setTimeout(open, pauseMs * (0.5 + Math.random() / 2));
       pauseMs = Math.min(pauseMs * 2, LONGEST_PAUSE_MS);
     };
 
-    const stop = state => { ended = true; clearTimeout(timer); if (socket) socket.close(); call("onState", state); };
+    const stop = state => {
+      ended = true;
+      clearTimeout(retry);
+      removeEventListener("online", open);
+      lose();
+      call("onState", state);
+    };
 
     async function open() {
-      clearTimeout(timer);
-      timer = null;
+      if (ended || socket) return;
+      clearTimeout(retry);
       call("onState", "connecting");
       let token;
       try {
         token = await (typeof options.token === "function" ? options.token() : options.token);
-      } catch { return later(); }
-      if (ended) return;
+      } catch { return lose(); }
+      if (ended || socket) return;
       if (typeof token !== "string" || expired(token)) return stop("unauthorized");
-      const mine = socket = new WebSocket(address(), ["notifier.v1", "bearer." + token]);
-      mine.onmessage = event => { if (socket === mine) receive(event.data); };
-      mine.onclose = () => { if (socket === mine) { socket = null; later(); } };
+      socket = new WebSocket(address(), ["notifier.v1", "bearer." + token]);
+      socket.onmessage = event => { listen(); receive(JSON.parse(event.data)); };
+      socket.onclose = event => lose(event.code);
+      listen();
     }
 
-    addEventListener("online", () => { if (timer) open(); });
+    addEventListener("online", open);
     open();
-    return { close: () => stop("closed"), get lastId() { return lastId; } };
+    return {
+      close: () => stop("closed"),
+      markRead: id => { if (id || lastId) say({ type: "read", id: id || lastId }); },
+      get lastId() { return lastId; },
+      get unread() { return unread; },
+    };
   }
 
   return { connect };
