@@ -44,9 +44,9 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def descendants() -> list[psutil.Process]:
-    """Every process below this one that still runs, but multiprocessing's own helpers, which live until we end."""
-    return [child for child in psutil.Process().children(recursive=True) if _counts(child)]
+def descendants(pid: int | None = None) -> list[psutil.Process]:
+    """Every process below `pid` (this one) that still runs, but multiprocessing's own helpers, which live as long."""
+    return [child for child in psutil.Process(pid).children(recursive=True) if _counts(child)]
 
 
 def _counts(process: psutil.Process) -> bool:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from notifier.embedded.process import end, free_port, signal_tree, spawn, tail, wait_until
@@ -138,6 +138,7 @@ class Stack:
         beat: bool = True,
         gateway_port: int = 0,
         gateway: bool = True,
+        worker_options: Sequence[str] = (),
         cwd: Path | None = None,
     ) -> None:
         self._log_dir = log_dir.absolute()
@@ -148,7 +149,7 @@ class Stack:
         for number in range(1, workers + 1):
             # Without gossip and mingle: they cost a second at the start, and serve other things than these tasks.
             options = ["--concurrency", str(concurrency), "--pool", pool, "--without-gossip", "--without-mingle"]
-            self._add(f"worker-{number}", "worker", "--hostname", f"worker-{number}-{os.getpid()}@%h", *options)
+            self._add(f"worker-{number}", "worker", "--hostname", f"worker-{number}-{os.getpid()}@%h", *options, *worker_options)
         if beat:
             self._add("beat", "beat")
         if gateway:

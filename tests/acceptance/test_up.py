@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -48,7 +50,7 @@ class Up:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def feed(self, user: str) -> list[dict[str, object]]:
+    def feed(self, user: str) -> list[Any]:
         """The payloads in a user's feed."""
         return [json.loads(line)["payload"] for line in self.run("feed", user, "--json").splitlines()]
 
@@ -60,7 +62,7 @@ class Up:
 
     def named(self, name: str) -> list[psutil.Process]:
         """Its processes whose command line has `name` in it."""
-        return [process for process in descendants() if name in " ".join(process.cmdline())]
+        return [child for child in descendants(self.process.pid) if name in " ".join(child.cmdline())]
 
     def end(self, how: signal.Signals = signal.SIGINT) -> int:
         """End it and wait; the exit code."""
@@ -69,48 +71,54 @@ class Up:
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Iterator[Path]:
-    """A directory of the test's own; as root, PostgreSQL's data is elsewhere and is removed too."""
-    yield tmp_path
-    link = tmp_path / ".notifier" / "postgres" / "data"
-    if link.is_symlink():
-        import shutil
+def start(tmp_path: Path) -> Iterator[Callable[..., Up]]:
+    """Starts `notifier up` in the test's directory and waits until it is ready. Environment as keywords."""
+    started: list[Up] = []
 
+    def start(**environment: str) -> Up:
+        started.append(Up(tmp_path, **environment))
+        return started[-1].ready()
+
+    yield start
+    for up in started:
+        if up.process.poll() is None:
+            up.end()
+    link = tmp_path / ".notifier" / "postgres" / "data"
+    if link.is_symlink():  # as root, the data is elsewhere
         shutil.rmtree(link.resolve())
 
 
-def test_one_sends_and_sees_it_and_ctrl_c_leaves_nothing_but_the_data(directory: Path) -> None:
-    parents = {place: place.stat().st_mode for place in (directory, *directory.parents)}
-    up = Up(directory).ready()
-    run_env = directory / ".notifier" / "run.env"
+def test_one_sends_and_sees_it_a_second_up_is_refused_and_ctrl_c_leaves_nothing_but_the_data(
+    tmp_path: Path, start: Callable[..., Up]
+) -> None:
+    parents = {place: place.stat().st_mode for place in (tmp_path, *tmp_path.parents)}
+    up = start()
+    run_env = tmp_path / ".notifier" / "run.env"
     assert stat.S_IMODE(run_env.stat().st_mode) == 0o600
     up.run("send", "42", '{"text": "hello"}')
     assert eventually(lambda: up.feed("42")) == [{"text": "hello"}]
     assert "<html" in up.page()
+
+    second = subprocess.run([*NOTIFIER, "up"], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+    assert second.returncode == 1
+    assert f"already runs in {tmp_path} (process {up.process.pid})" in second.stderr
+    assert "Traceback" not in second.stderr
+    assert up.feed("42") == [{"text": "hello"}]
+
     assert up.end() == 0, up.log.read_text()
     assert "nothing is left running" in up.log.read_text()
     assert not descendants()
     assert not run_env.exists()
     assert {place: place.stat().st_mode for place in parents} == parents
 
-    again = Up(directory).ready()
+    again = start()
     assert again.feed("42") == [{"text": "hello"}]
     assert again.end(signal.SIGTERM) == 0
 
 
-def test_a_second_one_in_the_same_directory_is_refused_and_harms_nothing(directory: Path) -> None:
-    up = Up(directory).ready()
-    second = subprocess.run([*NOTIFIER, "up"], cwd=directory, capture_output=True, text=True, timeout=30, check=False)
-    assert second.returncode == 1
-    assert f"already runs in {directory} (process {up.process.pid})" in second.stderr
-    assert "Traceback" not in second.stderr
-    up.run("send", "42", "1")
-    assert eventually(lambda: up.feed("42")) == [1]
-    assert up.end() == 0
-
-
-def test_what_dies_is_started_again(directory: Path) -> None:
-    up = Up(directory).ready()
+@pytest.mark.slow
+def test_what_dies_is_started_again(tmp_path: Path, start: Callable[..., Up]) -> None:
+    up = start()
     up.run("send", "42", "1")
     eventually(lambda: up.feed("42") == [1])
     worker = up.named("notifier worker")[0]
@@ -123,28 +131,33 @@ def test_what_dies_is_started_again(directory: Path) -> None:
     assert not descendants()
 
 
-def test_killed_hard_it_takes_everything_with_it_and_the_next_one_starts(directory: Path) -> None:
-    up = Up(directory).ready()
+@pytest.mark.slow
+def test_killed_hard_it_takes_everything_with_it_and_the_next_one_starts(
+    tmp_path: Path, start: Callable[..., Up]
+) -> None:
+    up = start()
     up.run("send", "42", "1")
     eventually(lambda: up.feed("42") == [1])
     assert up.end(signal.SIGKILL) == -signal.SIGKILL
     eventually(lambda: not descendants(), timeout_s=20)
-    again = Up(directory).ready()
+    again = start()
     assert again.feed("42") == [1]
     assert again.end() == 0
 
 
-def test_servers_that_are_named_are_used_and_not_started(directory: Path, settings: Settings) -> None:
-    up = Up(
-        directory,
+@pytest.mark.slow
+def test_servers_that_are_named_are_used_and_not_started(
+    tmp_path: Path, start: Callable[..., Up], settings: Settings
+) -> None:
+    up = start(
         NOTIFIER_BROKER_URL=settings.broker_url,
         NOTIFIER_REDIS_URL=settings.redis_url,
         NOTIFIER_LIMITER_REDIS_URL=settings.limiter_url,
         NOTIFIER_DATABASE_URL=settings.database_url,
-    ).ready()
+    )
     assert not up.named("valkey-server")
     assert not up.named("postgres")
     up.run("send", "42", "1")
     assert eventually(lambda: up.feed("42")) == [1]
     assert up.end() == 0
-    assert not (directory / ".notifier" / "state").exists()
+    assert not (tmp_path / ".notifier" / "state").exists()
