@@ -13,7 +13,7 @@ from celery.result import AsyncResult
 
 from notifier import metrics, producer, runtime
 from notifier.errors import InvalidNotification
-from notifier.notification import Notification
+from notifier.notification import Notification, new_id
 from notifier.wire import Message
 from tasks import options as celery_options
 from tasks.broker import HARD_LIMIT_S, SOFT_LIMIT_S
@@ -56,7 +56,7 @@ class NotificationTask(Task):
         """
         notifications = self.read_call(args or (), celery_options.translate(dict(kwargs or {}), task_id, options))
         producer.check_channels(notifications)
-        notification_id = notifications[0].notification_id if notifications else task_id
+        notification_id = notifications[0].notification_id if notifications else task_id or new_id()
         app = self._get_app()
         if app.conf.task_always_eager:
             return self.apply(kwargs={"notifications": notifications}, task_id=notification_id)

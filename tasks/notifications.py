@@ -65,7 +65,9 @@ class SendNotification(NotificationTask):
     def read_message(self, args: Sequence[Any], kwargs: Mapping[str, Any], redelivered: bool) -> list[Message]:
         """One."""
         named = {"notification_id": self.request.id, **dict(zip(("user_id", "payload"), args, strict=False)), **kwargs}
-        return [Message.from_kwargs(named, redelivered=redelivered)]
+        if "body" not in named and "payload" not in named:
+            raise InvalidNotification("payload", "is missing")
+        return [checked(Message.from_kwargs(named, redelivered=redelivered))]
 
 
 class SendNotifications(NotificationTask):
@@ -88,7 +90,21 @@ class SendNotifications(NotificationTask):
     def read_message(self, args: Sequence[Any], kwargs: Mapping[str, Any], redelivered: bool) -> list[Message]:
         """One a recipient."""
         named = {"notification_id": self.request.id, **dict(zip(("user_ids", "payload"), args, strict=False)), **kwargs}
-        return batch_from_kwargs(named, redelivered=redelivered)
+        if "body" not in named and "payload" not in named:
+            raise InvalidNotification("payload", "is missing")
+        return [checked(message) for message in batch_from_kwargs(named, redelivered=redelivered)]
+
+
+def checked(message: Message) -> Message:
+    """The message, if the rest can rely on its types, whoever wrote it. Raises InvalidNotification."""
+    n = message.notification
+    for name in ("user_id", "body", "notification_id", "channel", "category", "collapse_key"):
+        if not isinstance(getattr(n, name), str):
+            raise InvalidNotification(name, "must be a str")
+    times = (n.ttl_us, n.not_before_us, message.accepted_us)
+    if not (all(isinstance(value, int) for value in times) and isinstance(message.epoch, str)):
+        raise InvalidNotification("accepted_us", "and the other times must be int, epoch str")
+    return message
 
 
 def _recipient(position: int, user: object) -> str:

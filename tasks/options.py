@@ -33,9 +33,7 @@ def translate(kwargs: dict[str, Any], task_id: str | None, options: dict[str, An
             raise InvalidNotification(name, "cannot be carried: a notification may outlive its task")
     for name in _ROUTING:
         if name in given:
-            raise InvalidNotification(
-                name, "is not the caller's to choose: the queue follows from the priority"
-            )
+            raise InvalidNotification(name, "is not the caller's to choose: the queue follows from the priority")
     return kwargs
 
 
