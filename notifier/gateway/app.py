@@ -61,7 +61,7 @@ class Gateway:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._auth = Auth.from_settings(settings)
-        self._hub = Hub(settings.redis_url, settings.state_timeout, settings.feed_seconds)
+        self._hub = Hub(settings.redis_url, settings.feed_seconds)
         self._draining = False
 
     @asynccontextmanager

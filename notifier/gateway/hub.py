@@ -24,7 +24,8 @@ from notifier.redis.scripts import script
 
 READERS = 16  # connections that read feeds
 CHUNK = 500  # channels one SUBSCRIBE names
-BEAT_S = 2.0  # between signs of life on the listening connection; two missed, and it is taken for dead
+BEAT_S = 3.0  # without a sign of life, although asked for one, the listening connection is taken for dead
+TIMEOUT_S = 3.0  # of connecting and of each read: nobody waits in person, and giving up early feeds a storm
 PAUSE_S = (0.05, 2.0)  # between attempts to connect: at first, at most
 
 _log = logging.getLogger(__name__)
@@ -51,15 +52,14 @@ class Feed:
 class Hub:
     """Listens for pushes and hands each to the clients of its user."""
 
-    def __init__(self, url: str, timeout_s: float, feed_s: float) -> None:
-        """`timeout_s` bounds connecting and every read; `feed_s` is a read mark's life. Opens nothing before run()."""
-        self._timeout_s = timeout_s
+    def __init__(self, url: str, feed_s: float) -> None:
+        """`feed_s` is a read mark's life in seconds. Opens nothing before run()."""
         self._feed_s = math.ceil(feed_s)
         self._pool = ConnectionPool.from_url(
             url,
             max_connections=READERS + 2,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
+            socket_timeout=TIMEOUT_S,
+            socket_connect_timeout=TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),  # a lost connection must be seen, never mended silently
             health_check_interval=0,
             protocol=2,
@@ -111,7 +111,7 @@ class Hub:
             self._post(feed, "SUBSCRIBE", key)
         feed.clients.add(client)
         try:
-            async with asyncio.timeout(4 * self._timeout_s):
+            async with asyncio.timeout(2 * TIMEOUT_S):
                 await asyncio.shield(feed.subscribed)
         except BaseException as error:
             self.leave(client)
