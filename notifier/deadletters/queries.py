@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sqlalchemy import Boolean, column, text
 from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.sql.selectable import TextualSelect
@@ -28,16 +30,16 @@ _UNEXPIRED = f"(d.expires_at > {_NOW} OR d.expires_at IS NULL)"
 _IN_TURN = f"(d.reason IN ({_DENIED_REASONS}) AND d.priority <> 'critical' AND {_UNEXPIRED})"
 _KEYS = "unnest(cast(:users AS text[]), cast(:channels AS text[]), cast(:ids AS text[]))"
 _SAME = "(d.user_id, d.channel, d.notification_id) = (k.user_id, k.channel, k.notification_id)"
-_COLUMNS = [
+COLUMNS = [
     "user_id", "channel", "notification_id", "seq", "epoch", "starts", "category", "body", "priority", "collapse_key",
     "digest_id", "folded", "reason", "state", "attempts", "retry_at", "expires_at", "accepted_at", "last_error",
 ]  # fmt: skip
-_RETURNING = ", ".join(f"d.{name}" for name in _COLUMNS)
+_RETURNING = ", ".join(f"d.{name}" for name in COLUMNS)
 
 
 def _returning_rows(sql: str) -> TextualSelect:
     """The statement, with its columns read as the fields of Row: times as microseconds."""
-    return text(sql).columns(*(dead_letters.c[name] for name in _COLUMNS), column("claim_ran_out", Boolean))
+    return text(sql).columns(*(dead_letters.c[name] for name in COLUMNS), column("claim_ran_out", Boolean))
 
 
 # A server's defaults are no timeouts at all. Within the transaction, so that a pooler hands nothing on.
@@ -52,9 +54,15 @@ _TRANSACTION = {
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
 }
-LIMITS: TextClause = text(
-    "SELECT " + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in _TRANSACTION.items())
-)
+_SCAN = {"statement_timeout": "120s", "lock_timeout": "3s", "idle_in_transaction_session_timeout": "10s"}
+
+
+def _configured(values: Mapping[str, str]) -> TextClause:
+    return text("SELECT " + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in values.items()))
+
+
+LIMITS = _configured(_TRANSACTION)
+SCAN_LIMITS = _configured(_SCAN)  # for people's questions, which may read the whole table
 
 _INSERTED = {
     "user_id": "text", "channel": "text", "notification_id": "text", "seq": "bigint", "epoch": "text",
@@ -328,6 +336,25 @@ BEYOND: TextClause = text(
     SELECT d.user_id, d.channel, d.notification_id FROM dead_letters AS d
     WHERE d.state = 'waiting' AND (d.user_id, d.channel) = (:user, :channel) AND d.reason IN ({_DENIED_REASONS})
     ORDER BY d.user_id, d.channel, d.seq OFFSET :most LIMIT :limit
+    """
+)
+
+# A person wants these to go now. Claimed ones are on their way already.
+SEND_AGAIN: TextClause = text(
+    f"""
+    UPDATE dead_letters AS d
+    SET state = 'waiting', retry_at = {_NOW}, starts = 0, attempts = 0, digest_id = '', claimed_until = NULL,
+        updated_at = now()
+    FROM {_KEYS} AS k (user_id, channel, notification_id)
+    WHERE {_SAME} AND (d.state = 'parked' OR {_FREE})
+    """
+)
+
+RETIRED: TextClause = text(
+    """
+    SELECT user_id, channel, notification_id FROM dead_letters
+    WHERE state = 'parked' AND updated_at < now() - make_interval(secs => :seconds)
+    ORDER BY updated_at LIMIT :limit
     """
 )
 

@@ -16,6 +16,7 @@ from notifier import metrics
 from notifier.deadletters.claimed import Claimed
 from notifier.deadletters.crowd import Crowd
 from notifier.deadletters.digest import FOLDING
+from notifier.deadletters.manage import Manager
 from notifier.deadletters.schema import Row
 from notifier.deadletters.store import BATCH, Store
 from notifier.errors import NotifierError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+RETIRE_EVERY_S = 60.0
 BUDGET_S = 0.8  # of beat's period of one second
 
 
@@ -64,12 +66,14 @@ class Replay:
     ) -> None:
         self._store, self._ledger, self._limiter, self._settings = store, ledger, limiter, settings
         self._crowd = Crowd(store, ledger, settings.max_waiting)
+        self._manager, self._retired_s = Manager(store, ledger), float("-inf")
         self._budget_s, self._clock = budget_s, clock
 
     def run(self) -> ReplayReport:
         """Spill, then claim and send until nothing is due or the time is up."""
         started_s = self._clock()
         report = ReplayReport(spilled=self.spill())
+        self._retire()
         while self._clock() - started_s < self._budget_s / 2 and (rows := self._store.claim_ran_out()):
             if rows[0].digest_id.startswith(FOLDING):
                 self._crowd.fold(rows)
@@ -107,6 +111,13 @@ class Replay:
             if len(items) < BATCH:
                 break
         return spilled
+
+    def _retire(self) -> None:
+        """Once a minute: nobody came for these parked rows."""
+        if self._clock() - self._retired_s >= RETIRE_EVERY_S:
+            self._retired_s = self._clock()
+            if retired := self._manager.retire(self._settings.parked_retention):
+                metrics.degraded("parked_retired", f"{retired} parked notifications dropped: nobody came for them")
 
     def _drop(self, refused: set[Identity]) -> None:
         """What no row can hold would hold up all that comes after it."""

@@ -137,7 +137,7 @@ class Store:
 
     def counts(self) -> Counts:
         """Rows waiting and parked now."""
-        return self.run(lambda c: Counts(*c.execute(queries.COUNTS).one()))
+        return self.run(lambda c: Counts(*c.execute(queries.COUNTS).one()), scan=True)
 
     def missing(self, identities: Sequence[Identity]) -> list[Identity]:
         """Those of `identities` that have no row."""
@@ -187,12 +187,15 @@ class Store:
         self._cursor = next(reversed(users), ("", ""))
         return list(users)
 
-    def run(self, work: Callable[[Connection], T]) -> T:
-        """`work` in a transaction, twice if need be. Raises DBAPIError only where a row itself was refused."""
+    def run(self, work: Callable[[Connection], T], *, scan: bool = False) -> T:
+        """`work` in a transaction, twice if need be; `scan` where it may read the whole table.
+
+        Raises DBAPIError only where a row itself was refused.
+        """
         for last in (False, True):
             try:
                 with self._get_engine().begin() as connection:
-                    connection.execute(queries.LIMITS)
+                    connection.execute(queries.SCAN_LIMITS if scan else queries.LIMITS)
                     return work(connection)
             except PoolTimeout as error:
                 raise unavailable(error) from None
