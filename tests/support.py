@@ -18,7 +18,7 @@ T = TypeVar("T")
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def eventually(predicate: Callable[[], T], *, timeout_s: float = 10.0, interval_s: float = 0.02) -> T:
+def eventually(predicate: Callable[[], T], *, timeout_s: float = 20.0, interval_s: float = 0.02) -> T:
     """Poll until `predicate()` is true, and return what it returned. An AssertionError in it counts as false.
 
     Fails after `timeout_s` with the last value, or with the last AssertionError.

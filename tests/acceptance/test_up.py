@@ -21,6 +21,7 @@ from notifier.embedded.process import signal_tree
 from notifier.settings import Settings
 from tests.support import descendants, eventually
 
+WAIT_S = 60.0  # whole processes start meanwhile, on a machine that may be busy
 NOTIFIER = [sys.executable, "-P", "-m", "notifier"]
 
 
@@ -38,14 +39,14 @@ class Up:
 
     def ready(self) -> Up:
         """Wait until it says so."""
-        eventually(lambda: "ready after" in self.log.read_text() or self.process.poll() is not None, timeout_s=60)
+        eventually(lambda: "ready after" in self.log.read_text() or self.process.poll() is not None, timeout_s=WAIT_S)
         assert self.process.poll() is None, self.log.read_text()
         return self
 
     def run(self, *arguments: str) -> str:
         """What another command in the same directory prints."""
         done = subprocess.run(
-            [*NOTIFIER, *arguments], cwd=self.directory, capture_output=True, text=True, timeout=30, check=False
+            [*NOTIFIER, *arguments], cwd=self.directory, capture_output=True, text=True, timeout=WAIT_S, check=False
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -67,7 +68,7 @@ class Up:
     def end(self, how: signal.Signals = signal.SIGINT) -> int:
         """End it and wait; the exit code."""
         self.process.send_signal(how)
-        return self.process.wait(30)
+        return self.process.wait(WAIT_S)
 
 
 @pytest.fixture
@@ -96,10 +97,12 @@ def test_one_sends_and_sees_it_a_second_up_is_refused_and_ctrl_c_leaves_nothing_
     run_env = tmp_path / ".notifier" / "run.env"
     assert stat.S_IMODE(run_env.stat().st_mode) == 0o600
     up.run("send", "42", '{"text": "hello"}')
-    assert eventually(lambda: up.feed("42")) == [{"text": "hello"}]
+    assert eventually(lambda: up.feed("42"), timeout_s=WAIT_S) == [{"text": "hello"}]
     assert "<html" in up.page()
 
-    second = subprocess.run([*NOTIFIER, "up"], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+    second = subprocess.run(
+        [*NOTIFIER, "up"], cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
     assert second.returncode == 1
     assert f"already runs in {tmp_path} (process {up.process.pid})" in second.stderr
     assert "Traceback" not in second.stderr
@@ -120,13 +123,13 @@ def test_one_sends_and_sees_it_a_second_up_is_refused_and_ctrl_c_leaves_nothing_
 def test_what_dies_is_started_again(tmp_path: Path, start: Callable[..., Up]) -> None:
     up = start()
     up.run("send", "42", "1")
-    eventually(lambda: up.feed("42") == [1])
+    eventually(lambda: up.feed("42") == [1], timeout_s=WAIT_S)
     worker = up.named("notifier worker")[0]
     signal_tree(worker.pid, signal.SIGKILL)
     for server in (*up.named("valkey-server"), *up.named("bin/postgres")):
         server.kill()
-    eventually(lambda: up.run("send", "42", "2"))
-    assert eventually(lambda: up.feed("42")[1:], timeout_s=60)
+    eventually(lambda: up.run("send", "42", "2"), timeout_s=WAIT_S)
+    assert eventually(lambda: up.feed("42")[1:], timeout_s=WAIT_S)
     assert up.end() == 0
     assert not descendants()
 
@@ -137,9 +140,9 @@ def test_killed_hard_it_takes_everything_with_it_and_the_next_one_starts(
 ) -> None:
     up = start()
     up.run("send", "42", "1")
-    eventually(lambda: up.feed("42") == [1])
+    eventually(lambda: up.feed("42") == [1], timeout_s=WAIT_S)
     assert up.end(signal.SIGKILL) == -signal.SIGKILL
-    eventually(lambda: not descendants(), timeout_s=20)
+    eventually(lambda: not descendants(), timeout_s=WAIT_S)
     again = start()
     assert again.feed("42") == [1]
     assert again.end() == 0
@@ -158,6 +161,6 @@ def test_servers_that_are_named_are_used_and_not_started(
     assert not up.named("valkey-server")
     assert not up.named("postgres")
     up.run("send", "42", "1")
-    assert eventually(lambda: up.feed("42")) == [1]
+    assert eventually(lambda: up.feed("42"), timeout_s=WAIT_S) == [1]
     assert up.end() == 0
     assert not (tmp_path / ".notifier" / "state").exists()
