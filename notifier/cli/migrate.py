@@ -10,9 +10,7 @@ from notifier.settings import Settings
 
 
 @click.command(epilog=example("notifier migrate", "notifier migrate --check --json"))
-@click.option(
-    "--to", "revision", metavar="REVISION", help="Go back to this revision; base drops all dead letters."
-)
+@click.option("--to", "revision", metavar="REVISION", help="Go back to this revision; base drops all dead letters.")
 @click.option("--check", is_flag=True, help="Change nothing; exit 1 if the schema is not the one this version needs.")
 @click.option("--yes", is_flag=True, help="Go back without being asked.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
