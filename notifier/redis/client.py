@@ -41,7 +41,8 @@ class Connections:
     """
 
     def __init__(self, client: Redis) -> None:
-        self._make = client.connection_pool.make_connection
+        pool = client.connection_pool
+        self._class, self._options = pool.connection_class, pool.connection_kwargs  # the pool would count lost ones too
         self._idle: list[tuple[Any, float]] = []
 
     def call(self, commands: Sequence[Command]) -> list[Any]:
@@ -71,7 +72,7 @@ class Connections:
                 if monotonic() - used_s < QUIET_S or not _ended(connection):
                     return connection
                 connection.disconnect()
-        return self._make()
+        return self._class(**self._options)
 
     def close(self) -> None:
         """Close what is idle. A later call opens anew."""

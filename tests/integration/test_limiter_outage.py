@@ -263,3 +263,12 @@ def test_a_connection_that_the_server_closed_is_no_outage(server: Valkey, admin:
         admin.client_kill_filter(_type="normal", skipme=True)
         assert limiter.acquire("b", priority="bulk").source == "shared"
         assert limiter.state().outages == 0
+
+
+def test_lost_connections_are_not_counted_against_a_bound(server: Valkey, admin: Redis) -> None:
+    """redis-py's pool stops at 100 connections made, the lost ones included."""
+    with limiter_at(server.url()) as limiter:
+        for _ in range(150):
+            eventually(lambda: limiter.acquire("b", priority="bulk").level != "unavailable")
+            admin.client_kill_filter(_type="normal", skipme=True)
+        eventually(lambda: limiter.acquire("b", priority="bulk").level != "unavailable")
