@@ -139,9 +139,9 @@ class _Demo:
                 # With nobody left to deliver, the stores and the sockets can be compared to the last one.
                 say(self._progress("stopping beat and workers", sockets))
                 for member in (self._stack.members["beat"], *self._stack.workers):
-                    member.ask_to_end()
+                    member.terminate()
                 for member in (self._stack.members["beat"], *self._stack.workers):
-                    member.end(DRAIN_S)
+                    member.wait(DRAIN_S)
                 booked = self._counts().delivered
                 self._look_for(ARRIVE_S, lambda: len(sockets.frames) >= booked, sockets, "counting", say)
                 return self._result(sockets)
