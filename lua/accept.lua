@@ -3,17 +3,20 @@
 -- Accepts notifications: gives each its licence, its seq and its queue, before anything is published.
 --
 -- KEYS[i]  shard prefix of item i
--- ARGV     epoch proposal (hex); then per item ITEM arguments, and
---          emission (us per token of the user's limit, 0 off), tolerance (us)
--- Reply    {now (us), then per item: status, queue, seq, epoch}; status "queued", "deferred" or "duplicate",
+-- ARGV     epoch proposal (hex), max waiting (per user and channel), max deferred (per shard); then per item ITEM
+--          arguments, and
+--          emission (us per token of the user's limit, 0 off), tolerance (us),
+--          folds (1: it has a collapse key)
+-- Reply    {now (us), then per item: status, queue, seq, epoch}; status "queued", "deferred", "dropped" (too many wait) or "duplicate",
 --          queue c|n|b. No `allow-oom`: a full Redis accepts nothing, and says so before anything is written.
 
-local EXTRA = 2
+local EXTRA = 3
+local max_waiting, max_deferred = tonumber(ARGV[2]), tonumber(ARGV[3])
 local reply = { int(now) }
 local epochs = {}
 
 for i, P in ipairs(KEYS) do
-  local at = 2 + (i - 1) * (ITEM + EXTRA)
+  local at = 4 + (i - 1) * (ITEM + EXTRA)
   local item = item_at(P, at)
   local emission, tolerance = tonumber(ARGV[at + ITEM]), tonumber(ARGV[at + ITEM + 1])
   if not epochs[P] then
@@ -36,8 +39,14 @@ for i, P in ipairs(KEYS) do
         redis.call('SET', key, int(tat), 'PX', math.ceil((tat - now) / 1000))
       end
     end
+    local full = too_many(item, ARGV[at + ITEM + 2] == '1', max_waiting, max_deferred)
     local e = accept(item, 'Q', queue, emission, i)
-    reply[at_reply + 1], reply[at_reply + 2] = e.place == 'Q' and 'queued' or 'deferred', e.queue
+    local status = e.place == 'Q' and 'queued' or 'deferred'
+    if status == 'deferred' and full then
+      book(item, e, 'dropped', 'max_waiting')
+      status = 'dropped'
+    end
+    reply[at_reply + 1], reply[at_reply + 2] = status, e.queue
     reply[at_reply + 3] = e.seq
   end
   reply[at_reply + 4] = epochs[P]

@@ -27,8 +27,7 @@ for i, P in ipairs(KEYS) do
   if e and e.expires > 0 and e.expires <= now then
     book(item, e, 'expired')
     code = item.row and 'ended' or 'expired'
-  elseif e and not item.row and (redis.call('ZCARD', P .. 'deferred') >= max_deferred or
-      ARGV[at + ITEM + 4] == '0' and redis.call('ZCARD', P .. 'waiting:' .. item.user) >= max_waiting) then
+  elseif e and not item.row and too_many(item, ARGV[at + ITEM + 4] == '1', max_waiting, max_deferred) then
     book(item, e, 'dropped', 'max_waiting')
     code = 'dropped'
   elseif e then

@@ -139,6 +139,12 @@ local function accept(item, where, queue, interval, offset)
   return e
 end
 
+-- Are there too many already? `folds`: it has a collapse key, so it can be folded into another one in the table.
+local function too_many(item, folds, max_waiting, max_deferred)
+  return redis.call('ZCARD', item.P .. 'deferred') >= max_deferred or
+    not folds and redis.call('ZCARD', item.P .. 'waiting:' .. item.user) >= max_waiting
+end
+
 -- Head of every script about a message. Returns the entry if it may act, else nil: ended, stale, or somebody else's.
 local function message_head(item, interval)
   local e = load(item)

@@ -73,12 +73,12 @@ class Ledger:
         """Give each its licence and say where it goes."""
         accepted: list[Accepted] = []
         for chunk in _chunks(notifications):
-            arguments: list[Argument] = [secrets.token_hex(8)]
+            arguments: list[Argument] = [secrets.token_hex(8), *self._most()]
             for n in chunk:
                 limit = self._settings.user_limit_of(n.channel)
                 metered = not (limit.off or limit.blocks)
                 arguments += self._item(n)
-                arguments += [limit.emission_us * metered, limit.tolerance_us * metered]
+                arguments += [limit.emission_us * metered, limit.tolerance_us * metered, int(bool(n.collapse_key))]
             reply = self._run("accept", chunk, arguments)
             accepted += [
                 Accepted(

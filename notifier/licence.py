@@ -20,7 +20,7 @@ class End(StrEnum):
 
 
 class Accepted(NamedTuple):
-    """What accept says. `status`: queued (publish it to `queue`), deferred or duplicate (publish nothing)."""
+    """What accept says. `status`: queued (publish it to `queue`), deferred, dropped or duplicate (publish nothing)."""
 
     status: str
     queue: Priority

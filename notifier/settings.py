@@ -137,8 +137,8 @@ class Settings(BaseSettings):
     max_waiting: Annotated[int, Field(ge=1, le=10_000_000)] = Field(
         10_000, description="Denied notifications that may wait for one user and channel."
     )
-    max_deferred: Annotated[int, Field(ge=1)] = Field(
-        1_000_000, description="Deferred notifications that may wait in Redis while PostgreSQL is down."
+    max_deferred: Annotated[int, Field(ge=1, le=10_000_000)] = Field(
+        10_000, description="Deferred notifications that may wait in Redis, in each of 1,024 shards of the users."
     )
     parked_retention: Seconds = Field(2_592_000.0, description="How long a parked row waits for a person, seconds.")
     feed_length: Annotated[int, Field(ge=1, le=10_000)] = Field(50, description="Entries a feed keeps.")

@@ -480,3 +480,13 @@ def test_the_same_recipient_twice_in_a_batch_is_a_duplicate(ledger: Ledger) -> N
     n = note()
     assert [a.status for a in ledger.accept([n, n])] == ["queued", "duplicate"]
     balanced(ledger)
+
+
+def test_what_comes_while_too_many_wait_is_dropped_at_once(client: Redis, settings: Settings) -> None:
+    ledger = Ledger(client, settings.model_copy(update={"max_waiting": 3, "max_deferred": 5}))
+    ledger.deny([accept(ledger, note())], [RATE_LIMITED])
+    assert [ledger.accept([note()])[0].status for _ in range(4)] == ["deferred", "deferred", "dropped", "dropped"]
+    folding = [ledger.accept([note(collapse_key="post")])[0].status for _ in range(3)]
+    assert folding == ["deferred", "deferred", "dropped"]
+    assert ledger.accept([note(priority="critical")])[0].status == "queued"
+    balanced(ledger)
