@@ -43,7 +43,7 @@ def command(workers: int, concurrency: int) -> None:
         try:
             _run(settings, servers, workers, concurrency)
         except KeyboardInterrupt:
-            click.echo("\nstopping")
+            pass
         finally:
             with undisturbed():
                 servers.stop()
@@ -82,6 +82,7 @@ def _run(settings: Settings, servers: Servers, workers: int, concurrency: int) -
             time.sleep(TEND_S)
     finally:
         with undisturbed():
+            click.echo("\nstopping")
             stack.stop()
 
 
