@@ -19,7 +19,9 @@ from notifier.deadletters.problems import unavailable
 from notifier.errors import DatabaseUnavailable
 
 VERSION_TABLE = "notifier_alembic_version"
+STATEMENT_TIMEOUT, LOCK_TIMEOUT = "120s", "5s"
 _LOCK_ID = 0x6E6F7469666965  # "notifie"
+_SET = "SELECT set_config(:name, :value, true)"
 
 
 class Moved(NamedTuple):
@@ -55,9 +57,9 @@ def _move(database_url: str, step: object, revision: str) -> Moved:
     config.set_main_option("script_location", str(resources.migrations()).replace("%", "%%"))
     with _connection(database_url) as connection:
         # Within the transaction, not the session: so it works behind pgbouncer in transaction mode.
-        connection.execute(text("SELECT set_config('statement_timeout', '120s', true)"))
+        connection.execute(text(_SET), {"name": "statement_timeout", "value": STATEMENT_TIMEOUT})
         connection.execute(text("SELECT pg_advisory_xact_lock(:id)"), {"id": _LOCK_ID})
-        connection.execute(text("SELECT set_config('lock_timeout', '5s', true)"))
+        connection.execute(text(_SET), {"name": "lock_timeout", "value": LOCK_TIMEOUT})
         before = _revision(connection)
         config.attributes["connection"] = connection
         try:
