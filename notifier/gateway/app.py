@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -34,10 +34,17 @@ PONG = '{"type":"pong"}'
 
 def create_app(settings: Settings | None = None) -> Starlette:
     """The ASGI application; `app.state.gateway` is its Gateway. Raises SettingsError where the secret is missing."""
-    gateway = Gateway(settings or Settings())
+    settings = settings or Settings()
+    gateway = Gateway(settings)
+    own: list[BaseRoute] = [Route("/", web.page)]
+    if settings.live_page:
+        from notifier.gateway.live import Live  # loads Celery, to send with
+
+        live = Live(settings, Auth.from_settings(settings))
+        own = [Route("/", web.live_page), Route("/feed", web.page), WebSocketRoute("/live", live.websocket)]
     app = Starlette(
         routes=[
-            Route("/", web.page),
+            *own,
             Route("/notifier.js", web.script),
             Route("/healthz", web.alive),
             Route("/readyz", gateway.ready),

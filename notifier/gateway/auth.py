@@ -34,27 +34,32 @@ class Refused(NotifierError):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A client that was let in. `expires_s` is unix time."""
+    """A client that was let in. `expires_s` is unix time; `live`: may see and do what the live page does."""
 
     user_id: str
     expires_s: float
+    live: bool = False
 
 
-def make_token(secret: str, user_id: str, ttl_s: float, *, issuer: str = "", audience: str = "") -> str:
-    """A token for one user, valid for `ttl_s` seconds from now."""
+def make_token(
+    secret: str, user_id: str, ttl_s: float, *, issuer: str = "", audience: str = "", live: bool = False
+) -> str:
+    """A token for one user, valid for `ttl_s` seconds from now; `live` opens the live page, with everybody's feeds."""
     now_s = int(time.time())
     claims: dict[str, Any] = {"sub": clean_user_id(user_id), "iat": now_s, "exp": now_s + max(1, int(ttl_s))}
     if issuer:
         claims["iss"] = issuer
     if audience:
         claims["aud"] = audience
+    if live:
+        claims["live"] = True
     return jwt.encode(claims, secret, algorithm="HS256")
 
 
-def token_for(settings: Settings, user_id: str, ttl_s: float) -> str:
+def token_for(settings: Settings, user_id: str, ttl_s: float, *, live: bool = False) -> str:
     """A token that a gateway with these settings accepts. Raises SettingsError where the secret is missing."""
     issuer, audience = settings.token_issuer, settings.token_audience
-    return make_token(secret_of(settings), user_id, ttl_s, issuer=issuer, audience=audience)
+    return make_token(secret_of(settings), user_id, ttl_s, issuer=issuer, audience=audience, live=live)
 
 
 def secret_of(settings: Settings) -> str:
@@ -128,7 +133,7 @@ class Auth:
                     issuer=self._issuer,
                     audience=self._audience,
                 )
-                return Session(clean_user_id(claims["sub"]), float(claims["exp"]))
+                return Session(clean_user_id(claims["sub"]), float(claims["exp"]), claims.get("live") is True)
             except jwt.ExpiredSignatureError:
                 raise Refused(401, "token_expired", "the token has expired; get a new one") from None
             except InvalidNotification:

@@ -50,6 +50,11 @@ async def page(_request: Request) -> Response:
     return FileResponse(STATIC / "index.html")
 
 
+async def live_page(_request: Request) -> Response:
+    """A page that shows everything."""
+    return FileResponse(STATIC / "live.html")
+
+
 async def script(_request: Request) -> Response:
     """The browser's client."""
     return FileResponse(STATIC / "notifier.js")
