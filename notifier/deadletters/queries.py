@@ -215,7 +215,7 @@ CLAIM_RAN_OUT_DIGEST = _returning_rows(
     FROM (
         SELECT d.user_id, d.channel, d.notification_id FROM dead_letters AS d
         WHERE d.state = 'waiting' AND (d.user_id, d.channel) = (:user, :channel) AND d.digest_id = :digest
-          AND d.claimed_until <= clock_timestamp()
+          AND d.claimed_until <= now()
         FOR UPDATE SKIP LOCKED
     ) AS k
     WHERE {_SAME}
@@ -228,9 +228,9 @@ CLAIM_RAN_OUT = _returning_rows(
     UPDATE dead_letters AS d
     SET claimed_until = clock_timestamp() + make_interval(secs => :seconds), starts = d.starts + 1, updated_at = now()
     FROM (
-        SELECT user_id, channel, notification_id FROM dead_letters
-        WHERE state = 'waiting' AND claimed_until <= clock_timestamp()
-        ORDER BY claimed_until LIMIT 1 FOR UPDATE SKIP LOCKED
+        SELECT d.user_id, d.channel, d.notification_id FROM dead_letters AS d
+        WHERE {_WAITS} AND d.claimed_until <= now()
+        ORDER BY d.claimed_until LIMIT 1 FOR UPDATE SKIP LOCKED
     ) AS k
     WHERE {_SAME}
     RETURNING {_RETURNING}, true
