@@ -37,7 +37,8 @@ def test_our_app_is_found_all_the_same_also_by_celery_itself(own_tasks: Path) ->
     code = (
         "from notifier.cli.celery_app import load\nours = load()\n"
         "from celery.app.utils import find_app\nimport tasks\n"
-        "print(find_app('tasks') is ours, tasks.app is ours, load() is ours, 'notifier.send_notification' in ours.tasks)"
+        "here = 'notifier.send_notification' in ours.tasks\n"
+        "print(find_app('tasks') is ours, tasks.app is ours, load() is ours, here)"
     )
     done = run(own_tasks, "-c", code)
     assert done.stdout == "True True True True\n", done.stderr
