@@ -12,11 +12,15 @@ DAY_US = 86_400_000_000
 
 
 class PureBuckets:
-    """Shared buckets in memory. `now_us` is their clock; `spent` counts the tokens ever taken of users' buckets."""
+    """Shared buckets in memory. `now_us` is their clock.
+
+    `spent` counts the tokens taken of users' buckets, `granted` those of them that were asked for, not lent before.
+    """
 
     def __init__(self, debt: int) -> None:
         self.now_us = 0
         self.spent = 0
+        self.granted = 0
         self.calls = 0
         self._debt = debt
         self._tats: dict[str, int] = {}
@@ -76,6 +80,7 @@ class PureBuckets:
 
         if wait == 0 and (kind != LOAN or charging):
             self.spent += cost
+            self.granted += kind != LOAN
             if emission_us:
                 self._tats[key] = min(tat + emission_us * cost, top)
             if window_us:

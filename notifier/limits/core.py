@@ -250,6 +250,10 @@ class Core:
         """Redis answers again."""
         self.down_since = None
 
+    def reached(self) -> None:
+        """Redis has answered: from now on an outage has a grace."""
+        self._reached = True
+
     def install(self, found: Overrides) -> None:
         """Overrides were read, so Redis was reached."""
         with self.lock:
