@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import billiard.pool
 from celery import signals
 
 from notifier import runtime
@@ -12,6 +13,9 @@ from tasks import broker, quiet
 from tasks.schedule import SCHEDULE
 
 UNSUPPORTED_POOLS = ("gevent", "eventlet")
+# A pool child that was sent a message just before TERM waits for its master to read the result, which it never does:
+# 30 s by default, longer than most supervisors wait before they kill. What is cut short comes again, and ends once.
+LINGER_S = 1
 
 
 def connect() -> None:
@@ -47,6 +51,10 @@ def _start_as_worker(sender: Any = None, **_: Any) -> None:
             )
     quiet.install()
     runtime.act_as_worker()
+    from tasks.app import app
+
+    if sender.app is app:  # a team's worker ends as the team is used to
+        billiard.pool.GUARANTEE_MESSAGE_CONSUMPTION_RETRY_LIMIT = LINGER_S * 10
 
 
 def _close(**_: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -96,7 +97,7 @@ class SendNotifications(NotificationTask):
 
 
 def checked(message: Message) -> Message:
-    """The message, if the rest can rely on its types, whoever wrote it. Raises InvalidNotification."""
+    """The message, if the rest can rely on it, whoever wrote it. Raises InvalidNotification, or ValueError."""
     n = message.notification
     for name in ("user_id", "body", "notification_id", "channel", "category", "collapse_key"):
         if not isinstance(getattr(n, name), str):
@@ -104,6 +105,8 @@ def checked(message: Message) -> Message:
     times = (n.ttl_us, n.not_before_us, message.accepted_us)
     if not (all(isinstance(value, int) for value in times) and isinstance(message.epoch, str)):
         raise InvalidNotification("accepted_us", "and the other times must be int, epoch str")
+    if not message.accepted_us:  # no producer of ours made this text, which is spliced into frames
+        json.loads(n.body)
     return message
 
 

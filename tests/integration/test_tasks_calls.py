@@ -236,6 +236,7 @@ def test_a_message_sent_by_name_is_the_same_at_every_delivery(use: Use) -> None:
         {"user_id": "anna"},
         {"user_id": "anna", "body": "1", "priority": "urgent"},
         {"user_id": 5, "body": "1"},
+        {"user_id": "anna", "body": "{1}"},
         {"user_id": "anna", "body": None},
         {"user_id": "anna", "body": "1", "ttl_us": "soon"},
         {"user_id": "anna", "body": "1", "accepted_us": "now"},
