@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from notifier.settings import Settings
 
 TEND_S = 0.2
+LIVE_USER, LIVE_S = "you", 86_400.0  # whose feed the printed link shows, and for how long
 
 
 @click.command(
@@ -53,19 +55,22 @@ def command(workers: int, concurrency: int) -> None:
 def _run(settings: Settings, servers: Servers, workers: int, concurrency: int) -> None:
     """Start it all and watch it until a signal comes. Ends with KeyboardInterrupt, or with what went wrong."""
     from notifier.deadletters.migrate import upgrade
+    from notifier.gateway.auth import secret_of
     from notifier.lab import runfile
     from notifier.lab.stack import Stack
     from notifier.settings import Settings, raw_values
 
     began_s = time.monotonic()
+    settings = _with_secret(settings)
     servers.start(settings, say=_step)
     _step("migrations")
     upgrade(Settings(database_url=servers.urls["NOTIFIER_DATABASE_URL"]).database_url)
 
     port = _gateway_port(settings)
-    shared = servers.urls | {"NOTIFIER_SECRET": _secret(settings), "NOTIFIER_GATEWAY_PORT": str(port)}
+    shared = servers.urls | {"NOTIFIER_SECRET": secret_of(settings), "NOTIFIER_GATEWAY_PORT": str(port)}
+    metrics = _emptied(settings.data_dir.absolute() / "metrics")
     stack = Stack(
-        raw_values() | shared | {"NOTIFIER_LIVE_PAGE": "true"},
+        raw_values() | shared | {"NOTIFIER_LIVE_PAGE": "true", "PROMETHEUS_MULTIPROC_DIR": str(metrics)},
         settings.data_dir / "log",
         workers=workers,
         concurrency=concurrency,
@@ -90,8 +95,23 @@ def _step(text: str) -> None:
     click.echo(f"  {text}")
 
 
-def _secret(settings: Settings) -> str:
-    return settings.secret.get_secret_value() if settings.secret else secrets.token_urlsafe(48)
+def _with_secret(settings: Settings) -> Settings:
+    """With a secret for this run where none is named. Raises SettingsError where one is named, and too short."""
+    from pydantic import SecretStr
+
+    from notifier.gateway.auth import secret_of
+
+    if settings.secret is None:
+        return settings.model_copy(update={"secret": SecretStr(secrets.token_urlsafe(48))})
+    secret_of(settings)
+    return settings
+
+
+def _emptied(directory: Path) -> Path:
+    """An empty directory: what processes of an earlier run counted there is not ours."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(mode=0o700, parents=True)
+    return directory
 
 
 def _gateway_port(settings: Settings) -> int:
@@ -114,15 +134,18 @@ def _gateway_port(settings: Settings) -> int:
 
 
 def _tell(settings: Settings, servers: Servers, stack: Stack, took_s: float) -> None:
+    from notifier.gateway.auth import token_for
     from notifier.settings import RUN_ENV
+
+    token = token_for(settings, LIVE_USER, LIVE_S, live=True)  # in the fragment: browsers send that to no server
 
     data = [settings.data_dir.absolute()] if servers.started else []
     data += [place for place in servers.places() if not place.is_relative_to(settings.data_dir.absolute())]
     click.echo(f"\nready after {took_s:.1f} s. Ctrl-C stops everything.\n")
     for name, text in (
-        ("live page", f"{stack.gateway_url}/"),
-        ("send", """notifier send 42 '{"text": "hello"}'"""),
-        ("watch", "notifier listen 42   notifier feed 42   notifier status"),
+        ("live page", f"{stack.gateway_url}/#token={token}"),
+        ("send", f"""notifier send {LIVE_USER} '{{"text": "hello"}}'"""),
+        ("watch", f"notifier listen {LIVE_USER}   notifier feed {LIVE_USER}   notifier status"),
         ("your app", f"finds it through {RUN_ENV} when it runs in {Path.cwd()}"),
         *(("data" if place == data[0] else "", f"{place}") for place in data),
         ("logs", f"{(settings.data_dir / 'log').absolute()}"),

@@ -149,7 +149,8 @@ class Stack:
         for number in range(1, workers + 1):
             # Without gossip and mingle: they cost a second at the start, and serve other things than these tasks.
             options = ["--concurrency", str(concurrency), "--pool", pool, "--without-gossip", "--without-mingle"]
-            self._add(f"worker-{number}", "worker", "--hostname", f"worker-{number}-{os.getpid()}@%h", *options, *worker_options)
+            options += ["--hostname", f"worker-{number}-{os.getpid()}@%h", *worker_options]
+            self._add(f"worker-{number}", "worker", *options)
         if beat:
             self._add("beat", "beat")
         if gateway:
