@@ -147,7 +147,6 @@ class Settings(BaseSettings):
     limiter_timeout: Seconds = Field(0.05, description="Limiter Redis: seconds one call may take.")
     secret: SecretStr | None = Field(None, description="Signs the gateway's tokens (HS256), at least 32 characters.")
     previous_secret: SecretStr | None = Field(None, description="Still verifies tokens while `secret` is replaced.")
-    previous_secret: SecretStr | None = Field(None, description="Tokens it signed are accepted too, while rotating.")
     token_issuer: str = Field("", description="The `iss` that tokens must carry; empty: any, or none.")
     token_audience: str = Field("", description="The `aud` that tokens must carry; empty: any, or none.")
     gateway_host: str = Field("127.0.0.1", description="Address the gateway listens on.")

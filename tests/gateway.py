@@ -56,10 +56,10 @@ class Answer(NamedTuple):
 class Running:
     """A gateway that listens on a free port of the loopback address."""
 
-    def __init__(self, settings: Settings, *, ping_s: float = PING_S) -> None:
+    def __init__(self, settings: Settings, *, ping_s: float = PING_S, port: int = 0) -> None:
         self.settings = settings
         self.server = server(settings, ping_s=ping_s)
-        listener = listen("127.0.0.1", 0)
+        listener = listen("127.0.0.1", port)
         self.port: int = listener.getsockname()[1]
         self._thread = threading.Thread(target=self.server.run, args=([listener],), daemon=True)
 

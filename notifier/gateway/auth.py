@@ -23,7 +23,7 @@ _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _HOW = f"send 'Sec-WebSocket-Protocol: {SUBPROTOCOL}, {BEARER}<token>' or 'Authorization: Bearer <token>'"
 
 
-class Refused(NotifierError):  # noqa: N818
+class Refused(NotifierError):
     """A client that is not let in: HTTP `status`, a `kind` for programs, a text for people."""
 
     def __init__(self, status: int, kind: str, text: str) -> None:

@@ -24,7 +24,7 @@ from notifier.gateway.river import River
 from notifier.gateway.sample import Sampler
 from notifier.gateway.web import deny
 from notifier.limits.local import LocalBucket
-from notifier.notification import Notification, clean_user_id
+from notifier.notification import Notification, clean_user_id, new_id
 from notifier.producer import accept_and_publish
 from notifier.redis import keys
 from notifier.settings import Settings
@@ -121,10 +121,16 @@ class Live:
 
     def _send_to(self, user_ids: list[str], kind: str) -> None:
         runtime.get(self._settings)  # through which it is accepted
-        notifications = [
-            Notification.create(user_id, {"text": f"{kind} {number} of {len(user_ids)}"}, category=kind)
-            for number, user_id in enumerate(user_ids, 1)
-        ]
+        if kind == "fan-out":  # one payload for all, as send_notifications does: it travels in one message
+            text, shared_id = {"text": f"one for {len(user_ids)} users"}, new_id()
+            notifications = [
+                Notification.create(user_id, text, category=kind, notification_id=shared_id) for user_id in user_ids
+            ]
+        else:
+            notifications = [
+                Notification.create(user_id, {"text": f"{kind} {number} of {len(user_ids)}"}, category=kind)
+                for number, user_id in enumerate(user_ids, 1)
+            ]
         accept_and_publish(self._app, notifications)
 
     async def _look(self) -> None:

@@ -6,7 +6,7 @@ const STATES = {
   unauthorized: "the token has expired, or is not one for this page", closed: "not connected",
 };
 const SERVERS = { state: "State Redis", limiter: "Limiter’s Redis", postgres: "PostgreSQL" };
-const RIVER_ROWS = 25, OWN_ROWS = 6;
+const RIVER_ROWS = 14, OWN_ROWS = 6;
 const byId = id => document.getElementById(id);
 
 let plot = null, socket = null, pauseMs = 250, paused = false, own = null;
