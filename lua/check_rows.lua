@@ -10,6 +10,21 @@
 local EXTRA = 1
 
 local reply = { int(now) }
+local ahead = {}  -- per user: how many of the lowest waiting seqs this call has let through; they go together
+
+local function waits(item, e)
+  if e.priority == 'c' then
+    return false
+  end
+  local key = item.P .. 'waiting:' .. item.user
+  local passed = ahead[key] or 0
+  local lowest = tonumber(redis.call('ZRANGE', key, passed, passed)[1])
+  if lowest and lowest < e.seq then
+    return true
+  end
+  ahead[key] = lowest == e.seq and passed + 1 or passed
+  return false
+end
 
 for i, P in ipairs(KEYS) do
   local item = item_at(P, 1 + (i - 1) * (ITEM + EXTRA))
@@ -18,7 +33,7 @@ for i, P in ipairs(KEYS) do
   if e and e.expires > 0 and e.expires <= now then
     book(item, e, 'expired')
     code = 'ended'
-  elseif e and blocked(item, e) then
+  elseif e and waits(item, e) then
     local interval = tonumber(ARGV[i * (ITEM + EXTRA)])
     code, number = 'keep', defer(item, e, 'order', interval, interval, i)
   end

@@ -15,6 +15,7 @@ from typing import Protocol
 from notifier import channels, metrics
 from notifier.channels import WEBSOCKET, Delivery, Duplicate, Failed, Outcome, RetryAt, Sent
 from notifier.channels.attempts import attempt, backoff_s
+from notifier.channels.breaker import breakers
 from notifier.errors import SettingsError, StateUnavailable
 from notifier.ledger import Ledger
 from notifier.licence import Deferred, Denial, End, Grant
@@ -160,6 +161,9 @@ class Pipeline:
             channel = channels.get(name)
         except SettingsError as error:
             self._ledger.book(messages, End.PARKED, "delivery_failed", [str(error)] * len(messages))
+            return
+        if wait_s := breakers.wait_s(name):
+            self._ledger.deny(messages, [Denial(int(wait_s * 1e6), 0, "breaker_open")] * len(messages))
             return
         replies = self._ledger.begin(messages, lease_us=int(channel.lease_s * 1_000_000))
         blocked = [m for m, r in zip(messages, replies, strict=True) if r.code == "blocked"]

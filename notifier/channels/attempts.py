@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from notifier import metrics
 from notifier.channels import Channel, Delivery, Outcome, RetryAt
+from notifier.channels.breaker import breakers
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 2.0, 3_600.0
 
@@ -24,13 +25,18 @@ def backoff_s(
 
 def attempt(channel: Channel, deliveries: Sequence[Delivery]) -> list[Outcome]:
     """One try at a channel. Whatever it raises counts as a failed attempt of the whole batch."""
+    outcomes = _called(channel, deliveries)
+    breakers.record(channel.name, outcomes)
+    return outcomes
+
+
+def _called(channel: Channel, deliveries: Sequence[Delivery]) -> list[Outcome]:
     try:
         outcomes = channel.deliver(deliveries)
     except Exception as error:  # a plugin's; its text may hold what it was given, so only its type is kept
         metrics.degraded(f"channel_{channel.name}", type(error).__name__)
         return [RetryAt(type(error).__name__) for _ in deliveries]
     if len(outcomes) != len(deliveries):
-        return [
-            RetryAt(f"channel {channel.name} gave {len(outcomes)} outcomes for {len(deliveries)}") for _ in deliveries
-        ]
+        problem = f"channel {channel.name} gave {len(outcomes)} outcomes for {len(deliveries)}"
+        return [RetryAt(problem) for _ in deliveries]
     return outcomes

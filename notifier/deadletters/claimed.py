@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from notifier import channels
 from notifier.channels import WEBSOCKET, Channel, Delivery, Failed, RetryAt
 from notifier.channels.attempts import attempt, backoff_s
+from notifier.channels.breaker import breakers
 from notifier.deadletters.digest import Folded, object_of, together
 from notifier.deadletters.schema import Kept, Reason, Row
 from notifier.deadletters.store import Pace
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from notifier.limits.limiter import Limiter
 
 MAX_STARTS = 5
+CHUNK = 100
 Unit = list[Row]  # what goes out for one token: a row, or the members of a digest
 TRIES = 3  # how often a grant that grew stale is asked for again
 REASONS = {
@@ -160,6 +162,20 @@ class Claimed:
         except SettingsError as error:
             self._park(rows, Reason.DELIVERY_FAILED, str(error))
             return
+        for batch in _batches(units):  # one after the other: what is not yet sent holds back what follows
+            if wait_s := breakers.wait_s(name):
+                self._wait_for_breaker([row for unit in batch for row in unit], wait_s)
+            elif granted := self._ask(self._checked(batch)):
+                self._call(channel, granted)
+
+    def _wait_for_breaker(self, rows: Sequence[Row], wait_s: float) -> None:
+        denials = [Denial(int(wait_s * 1e6), 0, Reason.BREAKER_OPEN, row.attempts, row.last_error) for row in rows]
+        for row, reply in zip(rows, self._ledger.deny_rows(rows, denials), strict=True):
+            self._settle(row, reply)
+
+    def _checked(self, units: Sequence[Unit]) -> list[Unit]:
+        """What may be sent: neither ended nor expired, and nothing earlier waits."""
+        rows = [row for unit in units for row in unit]
         replies = iter(self._ledger.check_rows(rows, [self._interval_us(row) for row in rows]))
         live = []
         for unit in units:
@@ -169,9 +185,7 @@ class Claimed:
                     self._settle(row, reply)
             if ready := [row for row, reply in checked if reply.action == "go"]:
                 live.append(ready)
-        granted = self._ask(live)
-        if granted:
-            self._call(channel, granted)
+        return live
 
     def _call(self, channel: Channel, granted: Sequence[tuple[Unit, Verdict]]) -> None:
         deliveries = [
@@ -221,6 +235,18 @@ class Claimed:
         """Those of `rows` that have no fate yet, to be released as they were."""
         settled = {*self.ended, *(kept.identity for kept in (*self.parked, *self.kept))}
         return [_as_it_was(row) for row in rows if row.identity not in settled]
+
+
+def _batches(units: Iterable[Unit]) -> Iterator[list[Unit]]:
+    """At most a hundred rows each: what one script looks at in one step."""
+    batch: list[Unit] = []
+    for unit in units:
+        if batch and sum(map(len, batch)) + len(unit) > CHUNK:
+            yield batch
+            batch = []
+        batch.append(unit)
+    if batch:
+        yield batch
 
 
 def _feeds_first(row: Row) -> tuple[bool, str]:

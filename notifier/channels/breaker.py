@@ -1,0 +1,57 @@
+"""A breaker for each channel outside: while the other side fails altogether, what is for it waits untried.
+
+Per process. Open, a channel is not called; when that time is over the next batch is the probe, and success closes it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from notifier.channels import Outcome, RetryAt
+
+log = logging.getLogger(__name__)
+
+FAILURES = 5  # batches in a row of which nothing was taken
+FIRST_OPEN_S, LONGEST_OPEN_S = 5.0, 120.0
+
+
+class _State(NamedTuple):
+    failures: int = 0
+    open_until_s: float = 0.0
+
+
+class Breakers:
+    """The breakers of all channels of a process."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._states: dict[str, _State] = {}
+
+    def wait_s(self, channel: str) -> float:
+        """How long the channel is not to be called; 0 if it may be."""
+        return max(0.0, self._states.get(channel, _State()).open_until_s - self._clock())
+
+    def record(self, channel: str, outcomes: Sequence[Outcome]) -> None:
+        """What came of a batch. A refusal for good is an answer too: only 'not now' for all of it is a failure."""
+        with self._lock:
+            failures = self._states.get(channel, _State()).failures
+            if not outcomes or not all(isinstance(outcome, RetryAt) for outcome in outcomes):
+                if failures >= FAILURES:
+                    log.warning("channel %s is back", channel)
+                self._states.pop(channel, None)
+                return
+            failures += 1
+            open_until_s = 0.0
+            if failures >= FAILURES:
+                open_s = min(LONGEST_OPEN_S, FIRST_OPEN_S * 2.0 ** min(failures - FAILURES, 10))
+                open_until_s = self._clock() + open_s
+                log.warning("channel %s failed %d times in a row: not tried for %.0f s", channel, failures, open_s)
+            self._states[channel] = _State(failures, open_until_s)
+
+
+breakers = Breakers()
