@@ -1,7 +1,7 @@
 """One gateway process: idle clients, memory of each, frames/s to 1,000 clients, latency, a storm of reconnects.
 
-    python benchmarks/gateway.py                  # writes benchmarks/results/gateway.json
-    python benchmarks/gateway.py --idle 1000 --seconds 3
+    python -m benchmarks.gateway                  # writes benchmarks/results/gateway.json
+    python -m benchmarks.gateway --idle 1000 --seconds 3
 
 The gateway, a Valkey and this program share the machine; the clients are bare asyncio protocols, so that they cost less
 than what they measure. Frames are written to the feeds as the delivery script writes them, in pipelines.
@@ -31,6 +31,7 @@ import uvloop
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
+from benchmarks.row import Row, row
 from notifier.embedded.process import free_port
 from notifier.embedded.valkey import Valkey
 from notifier.gateway.auth import make_token
@@ -40,6 +41,7 @@ from notifier.redis import keys
 RESULTS = Path(__file__).parent / "results" / "gateway.json"
 SECRET = secrets.token_urlsafe(32)
 PAYLOAD = "x" * 100
+IDLE_S = 25.0  # longer than the pings are apart
 
 
 @dataclass
@@ -315,9 +317,11 @@ def _knock(port: int) -> bool:
         return False
 
 
-async def measure(bench: Bench, idle_clients: int, clients: int, rates: list[int], seconds: float) -> dict[str, Any]:
+async def measure(
+    bench: Bench, idle_clients: int, clients: int, rates: list[int], seconds: float, idle_s: float
+) -> dict[str, Any]:
     """Everything, one after the other."""
-    result: dict[str, Any] = {"idle": await idle(bench, idle_clients, seconds)}
+    result: dict[str, Any] = {"idle": await idle(bench, idle_clients, idle_s)}
     click.echo(f"idle      {result['idle']}")
     tally = Tally()
     opened = await bench.connect([f"user-{n}" for n in range(clients)], tally)
@@ -333,6 +337,29 @@ async def measure(bench: Bench, idle_clients: int, clients: int, rates: list[int
     return result
 
 
+def rows(quick: bool) -> list[Row]:
+    """The gateway's lines of docs/performance.md."""
+    allow_many_connections()
+    command = "python -m benchmarks gateway"
+    with servers() as bench:
+        run = (
+            measure(bench, 1_000, 300, [3_000], 2.0, 2.0)
+            if quick
+            else measure(bench, 5_000, 1_000, [10_000], 10.0, IDLE_S)
+        )
+        found = uvloop.run(run)
+    idle_bar, rate_bar = ("", "") if quick else (">= 5000", ">= 10000")
+    at, most_of = found["steady"][0], found["most"]
+    missing = at["missing"] + at["disorder"] + most_of["disorder"] + found["storm"]["disorder"]
+    return [
+        row("gateway: idle clients of one process", found["idle"]["clients"], idle_bar, command, ratio=False),
+        row("gateway: memory of an idle client, KiB", found["idle"]["memory_per_client_kib"], "", command, ratio=False),
+        row("gateway: frames/s to many clients", most_of["frames_per_s"], rate_bar, command, ratio=False, **at),
+        row(f"gateway: p99 at {at['offered_per_s']:,} frames/s, ms", at["p99_ms"], "", command, ratio=False),
+        row("gateway: frames missing or out of order", missing, "<= 0", command),
+    ]
+
+
 @click.command()
 @click.option("--idle", "idle_clients", default=5_000, show_default=True)
 @click.option("--clients", default=1_000, show_default=True)
@@ -343,7 +370,7 @@ def main(idle_clients: int, clients: int, rates: tuple[int, ...], seconds: float
     """Measure one gateway process."""
     allow_many_connections()
     with servers() as bench:
-        result = uvloop.run(measure(bench, idle_clients, clients, list(rates), seconds))
+        result = uvloop.run(measure(bench, idle_clients, clients, list(rates), seconds, IDLE_S))
     out.parent.mkdir(exist_ok=True)
     out.write_text(json.dumps(result, indent=2) + "\n")
     click.echo(f"written to {out}")
