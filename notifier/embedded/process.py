@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 _PR_SET_PDEATHSIG = 1
 _LOWEST_PORT = 10_000
 _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # bound here: nothing may be looked up after fork
@@ -101,8 +103,6 @@ def _kill_group(pid: int) -> None:
 
 def signal_tree(pid: int, what: signal.Signals) -> None:
     """Send to a process, then to all its descendants (PostgreSQL's and Celery's children lead groups of their own)."""
-    import psutil
-
     try:
         root = psutil.Process(pid)
         children = root.children(recursive=True)
