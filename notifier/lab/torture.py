@@ -38,6 +38,7 @@ from notifier.lab.sockets import CHANNEL, Sockets
 from notifier.lab.stack import Stack, environment
 from notifier.lab.torture_faults import Faults, Guarded, Undo
 from notifier.lab.torture_plan import plan
+from notifier.lab.torture_repeater import Repeater
 from notifier.lab.torture_sender import USERS
 from notifier.licence import Counts
 from notifier.notification import Identity
@@ -109,7 +110,7 @@ class _Torture:
         stack.callback(self._runtime.close)
         log_dir = home / "log"
         self._stack = Stack(self._variables, log_dir, workers=WORKERS, concurrency=CONCURRENCY, cwd=home)
-        self._faults = Faults(self._servers, self._stack, CONCURRENCY, seed)
+        self._faults = Faults(self._servers, self._stack, Repeater(self._settings.broker_url), CONCURRENCY, seed)
         self._limit = self._settings.user_limit_of(CHANNEL)
         self._waiting_since_us: dict[str, dict[int, int]] = {user_id: {} for user_id in USERS}
         self._done = 0
@@ -206,7 +207,8 @@ class _Torture:
         """Faults as planned, and their ends, in the order of time; then everything is healed."""
         began_s, order = time.monotonic(), itertools.count()
         due: list[tuple[float, int, str, Undo]] = []
-        faults = plan(self._seed, seconds, [*self._stack.members], [*self._servers])
+        broker = "rabbitmq" if "rabbitmq" in self._servers else "state"
+        faults = plan(self._seed, seconds, [*self._stack.members], [*self._servers], broker)
         while faults or due or time.monotonic() < began_s + seconds:
             now_s = time.monotonic() - began_s
             if due and (due[0][0] <= now_s or now_s > seconds):

@@ -15,7 +15,8 @@ from notifier.embedded.server import Server
 from notifier.lab.proxy import Proxy
 from notifier.lab.stack import Member, Stack
 from notifier.lab.torture_account import Allowance
-from notifier.lab.torture_plan import Fault
+from notifier.lab.torture_plan import REPEAT, Fault
+from notifier.lab.torture_repeater import Repeater
 
 TERM_S = 20.0  # what a worker gets to end in good order
 SEEN_S = 1.5  # after a server is back, and before that, until every process has noticed
@@ -38,11 +39,13 @@ class Faults:
     `outages` are spans in which the limiter could not be reached.
     """
 
-    def __init__(self, servers: Mapping[str, Guarded], stack: Stack, concurrency: int, seed: int) -> None:
+    def __init__(
+        self, servers: Mapping[str, Guarded], stack: Stack, repeater: Repeater, concurrency: int, seed: int
+    ) -> None:
         self.down: set[str] = set()
         self.new_processes: list[float] = []
         self.outages: list[tuple[float, float]] = []
-        self._servers, self._stack, self._concurrency = servers, stack, concurrency
+        self._servers, self._stack, self._repeater, self._concurrency = servers, stack, repeater, concurrency
         self._rng = random.Random(seed)  # noqa: S311
 
     def do(self, fault: Fault) -> Undo | None:
@@ -62,6 +65,9 @@ class Faults:
     # ---- servers
 
     def _to_server(self, name: str, action: str) -> Undo | None:
+        if action == REPEAT.action:
+            caught = self._repeater.catch()
+            return lambda: self._repeater.repeat(caught)
         server, proxy = self._servers[name]
         from_s = time.time()
         if action == "cut the connections of":

@@ -51,14 +51,22 @@ SERVER = (
     Kind("hold up the traffic of", 2, 0.5, 4),
     Kind("lose the replies of", 2, 0.2, 2),
 )
+REPEAT = Kind("repeat messages of", 8, 1, 20)  # the broker
 SHARES = {"worker": 4, "beat": 1, "gateway": 1}
 SERVER_SHARE = 2
 
 
-def plan(seed: int, seconds: float, processes: Sequence[str], servers: Sequence[str]) -> list[Fault]:
+def _kinds(target: str, servers: Sequence[str], broker: str) -> tuple[Kind, ...]:
+    if target in servers:
+        return (*SERVER, REPEAT) if target == broker else SERVER
+    return WORKER if target.startswith("worker") else PROCESS
+
+
+def plan(seed: int, seconds: float, processes: Sequence[str], servers: Sequence[str], broker: str) -> list[Fault]:
     """The faults of `seconds`, in order. The same for the same arguments, on every machine."""
     rng = random.Random(seed)  # noqa: S311
     targets = {name: SHARES[name.split("-")[0]] for name in processes} | dict.fromkeys(servers, SERVER_SHARE)
+    targets[broker] *= 2
     free_at_s = dict.fromkeys(targets, 0.0)
     faults: list[Fault] = []
     at_s = rng.expovariate(1 / MEAN_GAP_S)
@@ -66,10 +74,11 @@ def plan(seed: int, seconds: float, processes: Sequence[str], servers: Sequence[
         free = [name for name in targets if free_at_s[name] <= at_s]
         if free:
             target = rng.choices(free, [targets[name] for name in free])[0]
-            kinds = SERVER if target in servers else WORKER if target.startswith("worker") else PROCESS
+            kinds = _kinds(target, servers, broker)
             kind = rng.choices(kinds, [kind.share for kind in kinds])[0]
             for_s = round(rng.uniform(kind.shortest_s, kind.longest_s), 1)
             faults.append(Fault(round(at_s, 2), target, kind.action, for_s))
-            free_at_s[target] = at_s + for_s + (SLOW_REST_S if target == SLOW else REST_S)
+            if kind is not REPEAT:  # that leaves it as it was
+                free_at_s[target] = at_s + for_s + (SLOW_REST_S if target == SLOW else REST_S)
         at_s += rng.expovariate(1 / MEAN_GAP_S)
     return faults

@@ -31,8 +31,8 @@ RULES = frozenset(
         "late_life", "reconcile", "probe_again", "row_starts",
     }
 )  # fmt: skip
-# Put in: `held` (a mark without TTL while a row waits) and `claim_order` (rows claimed in seq order). Each looks as if it
-# replaced a rule, and does not.
+# Put in: `held` (a mark without TTL while a row waits) and `claim_order` (rows claimed in seq order). Each looks as if
+# it replaced a rule, and does not.
 
 
 class Scripts:
