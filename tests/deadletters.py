@@ -60,8 +60,8 @@ class Bench:
         return self.store.run(work)
 
     def feed(self, user_id: str) -> list[dict[str, Any]]:
-        entries = self.client.xrange(user_key("feed", user_id, "websocket"))
-        return [json.loads(b"{" + fields[b"f"]) for _, fields in entries]  # type: ignore[union-attr]
+        entries: Any = self.client.xrange(user_key("feed", user_id, "websocket"))
+        return [json.loads(b"{" + fields[b"f"]) for _, fields in entries]
 
     def balanced(self) -> bool:
         c = self.ledger.counts()

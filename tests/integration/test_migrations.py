@@ -44,7 +44,7 @@ def test_models_and_migrated_schema_are_the_same(postgres_url: str) -> None:
         modelled = connection.execute(text(definitions + ", schemaname")).all()
         columns = connection.execute(
             text(
-                "SELECT column_name, data_type, is_nullable, column_default, collation_name, count(*) "
+                "SELECT column_name, data_type, is_nullable, column_default, collation_name, count(*) AS number "
                 "FROM information_schema.columns WHERE table_name = 'dead_letters' GROUP BY 1, 2, 3, 4, 5"
             )
         ).all()
@@ -52,7 +52,7 @@ def test_models_and_migrated_schema_are_the_same(postgres_url: str) -> None:
     assert sorted(
         row.indexdef.replace("scratch.", "public.") for row in modelled if "scratch" in row.indexdef
     ) == sorted(row.indexdef for row in migrated)
-    assert {row.count for row in columns} == {2}
+    assert {row.number for row in columns} == {2}
     engine.dispose()
 
 
