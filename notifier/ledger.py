@@ -91,7 +91,7 @@ class Ledger:
     # ---- messages
 
     def begin(self, messages: Sequence[Message], *, lease_us: int = 0) -> list[Reply]:
-        """Codes: go, gone, expired, parked, and blocked with a lease, which claims. Counts a start of what comes again."""
+        """Codes: go, gone, expired, parked; blocked with a lease, which claims. Counts a start of what comes again."""
         return self._messages("begin", messages, [[int(m.again), lease_us] for m in messages])
 
     def deliver(self, messages: Sequence[Message], grants: Sequence[Grant]) -> list[Reply]:
@@ -232,7 +232,7 @@ class Ledger:
         in_flight = sum(queued.values())
         return Counts(
             accepted=totals.get("accepted", 0),
-            **ends,  # type: ignore[arg-type]
+            **ends,
             waiting=entries - in_flight - ends[End.PARKED],
             in_flight=in_flight,
             deferred=deferred,

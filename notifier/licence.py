@@ -30,7 +30,7 @@ class Accepted(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Leave to deliver. `deadline_us` in state Redis time, 0 for none; `interval_us`: between two grants of the user."""
+    """Leave to deliver. `deadline_us` in state Redis time, 0: none; `interval_us` lies between two grants of a user."""
 
     granted_at_us: int
     deadline_us: int

@@ -71,7 +71,7 @@ class Notification:
         collapse_key: str | None = None,
         not_before: datetime | None = None,
     ) -> Self:
-        """Validate a call's arguments. Raises InvalidNotification, which names the argument, never shows the payload."""
+        """Validate a call's arguments. Raises InvalidNotification, which names the argument but shows no payload."""
         user = clean_user_id(user_id)
         identifier = new_id() if notification_id is None else _clean_id(notification_id)
         if len(user.encode()) + len(identifier.encode()) > MAX_IDENTITY_BYTES:
@@ -177,7 +177,7 @@ def _clean_id(value: object) -> str:
 
 def _priority(value: object) -> Priority:
     try:
-        return Priority(value)
+        return Priority(str(value))
     except ValueError:
         raise InvalidNotification("priority", f"must be one of {', '.join(Priority)}, not {value!r:.50}") from None
 

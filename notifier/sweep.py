@@ -44,7 +44,7 @@ class Sweep:
         publish: Callable[[list[tuple[Priority, Message]]], None],
         send_probe: Callable[[Priority, int], None],
     ) -> int:
-        """Send probes, publish again what is lost, and say how many. Raises StateUnavailable and the broker's errors."""
+        """Send probes, publish again what is lost; how many. Raises StateUnavailable and the broker's errors."""
         client = self._ledger.client
         now_us = self._ledger.now_us()
         lost: list[tuple[Priority, Message]] = []

@@ -28,9 +28,9 @@ class Script:
     def run(self, client: Redis, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
         """One round trip; two after a restart or SCRIPT FLUSH."""
         try:
-            return client.evalsha(self.digest, len(keys), *keys, *arguments)  # type: ignore[arg-type]
+            return client.evalsha(self.digest, len(keys), *keys, *arguments)
         except NoScriptError:
-            return client.eval(self.text, len(keys), *keys, *arguments)  # type: ignore[arg-type]
+            return client.eval(self.text, len(keys), *keys, *arguments)
 
 
 def assemble(text: str) -> str:

@@ -317,7 +317,7 @@ def test_a_row_denied_again_keeps_its_rank(ledger: Ledger) -> None:
         ledger.accept([note()])
     messages = [Message(note()) for _ in range(3)]
     ledger.deny(messages, [RATE_LIMITED] * 3)
-    rows = [row for row in to_rows(ledger)]
+    rows = to_rows(ledger)
     first, second, third = (r.retry_at_us for r in ledger.deny_rows(rows, [RATE_LIMITED] * 3))
     assert (second - first, third - second) == (HALF_S, HALF_S)
 

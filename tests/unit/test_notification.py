@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from notifier.errors import InvalidNotification, NotAccepted, NotifierError
 from notifier.notification import MAX_BODY_BYTES, MAX_DEPTH, Notification, Priority
 
-SECRET = "canary-7f3a"  # noqa: S105
+SECRET = "canary-7f3a"
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -118,7 +118,7 @@ def test_kinds_of_one_json_value() -> None:
         ("ttl", True),
         ("ttl", timedelta(days=-1)),
         ("ttl", timedelta(days=5_000)),
-        ("not_before", datetime(2030, 1, 1)),  # noqa: DTZ001
+        ("not_before", datetime(2030, 1, 1)),
         ("not_before", datetime.now(UTC) + timedelta(days=5_000)),
         ("not_before", 1_764_471_120),
         ("channel", ""),
@@ -147,5 +147,5 @@ def test_options_are_kept() -> None:
 
 @pytest.mark.parametrize("error", [InvalidNotification("ttl", "is odd"), NotAccepted("n1", ["a", "b"])])
 def test_errors_survive_pickling(error: NotifierError) -> None:
-    copy = pickle.loads(pickle.dumps(error))  # noqa: S301
+    copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))

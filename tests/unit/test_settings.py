@@ -10,7 +10,7 @@ from notifier.errors import SettingsError
 from notifier.limit import Limit
 from notifier.settings import RUN_ENV, Settings
 
-PASSWORD = "p%40s%2F%23canary"  # noqa: S105
+PASSWORD = "p%40s%2F%23canary"
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg2"])
