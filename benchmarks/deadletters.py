@@ -88,7 +88,7 @@ def written(settings: Settings, number: int) -> Row:
     in_batches = len(batches) * BATCH / (time.perf_counter() - started_s)
     _empty(store)
     store.close()
-    detail = {"batches_per_s": rounded(in_batches), "one_each_per_s": rounded(one_each)}
+    detail: dict[str, Any] = {"batches_per_s": rounded(in_batches), "one_each_per_s": rounded(one_each)}
     return row("denials written, over a row and commit each", in_batches / one_each, ">= 10", COMMAND, **detail)
 
 
@@ -115,7 +115,7 @@ def backlog(settings: Settings, number: int) -> list[Row]:
     expected_s = (number - limit.burst) / limit.rate
     limiter.close()
     store.close()
-    detail = {"rows": number, "claimed": total.claimed, "delivered": total.replayed, "paced": total.paced}
+    detail: dict[str, Any] = {"rows": number, "claimed": total.claimed, "delivered": total.replayed, "paced": total.paced}
     return [
         row("replay: claims for each delivered row", total.claimed / total.replayed, "<= 1.5", COMMAND, **detail),
         row("replay: periods until the others are out", others_out_after, "<= 2", COMMAND, others=OTHERS),
@@ -136,7 +136,7 @@ def claim(settings: Settings, number: int) -> Row:
         assert found == BATCH, found
     _empty(store)
     store.close()
-    detail = {"rows": number, "p95_ms": rounded(percentile(times_ms, 0.95))}
+    detail: dict[str, Any] = {"rows": number, "p95_ms": rounded(percentile(times_ms, 0.95))}
     return row("claim of 500 rows, ms", rounded(median(times_ms)), "", COMMAND, ratio=False, **detail)
 
 
