@@ -1,0 +1,100 @@
+"""Runs the benchmarks: every module here that offers `rows(quick)`.
+
+python -m benchmarks                      all of them; results and plots go to docs/benchmarks/
+python -m benchmarks throughput           one
+python -m benchmarks --quick --json       under three minutes, writes nothing; the last line is JSON
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import click
+
+import benchmarks
+from benchmarks import plot
+from benchmarks.fingerprint import fingerprint
+from benchmarks.row import Row
+
+OUT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks"
+MARGIN = 0.25  # a quick run on a shared machine: a ratio may lie that far below its bar before it is called a failure
+
+
+@click.command(help=__doc__, context_settings={"max_content_width": 120})
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--quick", is_flag=True, help="Fewer and shorter rounds; keeps no results.")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON at the end, with a row for each line.")
+@click.option("--check", is_flag=True, help=f"Fail if a ratio misses its bar by {MARGIN:.0%}; never on a time.")
+def main(names: tuple[str, ...], quick: bool, as_json: bool, check: bool) -> None:
+    """Run them one after the other; one that breaks is reported, and fails the run at its end."""
+    found = _found()
+    for name in names:
+        if name not in found:
+            raise click.UsageError(f"no benchmark {name!r}; there are {', '.join(found)}")
+    rows: list[Row] = []
+    broken: list[str] = []
+    marks = fingerprint()
+    click.echo("  ".join(f"{key} {value}" for key, value in marks.items()), err=as_json)
+    for name in names or tuple(found):
+        module = found[name]
+        if quick and not getattr(module, "QUICK", True):
+            continue
+        begun_s = time.monotonic()
+        click.echo(f"{name} ...", err=as_json)
+        try:
+            made = module.rows(quick)
+        except Exception as error:
+            broken.append(name)
+            click.echo(f"{name}: {type(error).__name__}: {error}", err=True)
+            continue
+        for row in made:
+            click.echo(_line(row), err=as_json)
+        click.echo(f"{name} took {time.monotonic() - begun_s:.0f} s", err=as_json)
+        rows += made
+        if not quick:
+            _keep(name, made, marks)
+    if as_json:
+        click.echo(json.dumps({"rows": [_plain(row) for row in rows], "fingerprint": marks, "broken": broken}))
+    missed = [row.name for row in rows if check and row.ratio and not row.within(MARGIN)]
+    if missed:
+        click.echo(f"below the bar by over {MARGIN:.0%}: {'; '.join(missed)}", err=True)
+    sys.exit(1 if missed or broken else 0)
+
+
+def _found() -> dict[str, ModuleType]:
+    modules = {}
+    for info in pkgutil.iter_modules(benchmarks.__path__):
+        if not info.name.startswith("_"):
+            module = importlib.import_module(f"benchmarks.{info.name}")
+            if hasattr(module, "rows"):
+                modules[info.name] = module
+    return modules
+
+
+def _line(row: Row) -> str:
+    mark = "" if not row.bar else "met" if row.met else "NOT MET"
+    return f"  {row.name:<66} {row.value:>10.4g}  {row.bar:<8} {mark}"
+
+
+def _plain(row: Row) -> dict[str, object]:
+    kept = row._asdict()
+    return {**kept, "value": float(f"{row.value:.4g}")}
+
+
+def _keep(name: str, rows: list[Row], marks: dict[str, str]) -> None:
+    OUT.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"fingerprint": marks, "rows": [_plain(row) for row in rows]}, indent=1)
+    (OUT / f"{name}.json").write_text(text + "\n")
+    barred = [row for row in rows if row.bar]
+    if barred:
+        (OUT / f"{name}.svg").write_text(plot.bars(barred))
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m benchmarks")
