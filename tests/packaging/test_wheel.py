@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import zipfile
@@ -11,17 +12,38 @@ from pathlib import Path
 import pytest
 
 from notifier.cli import EXTRA_OF
+from notifier.embedded.process import end, spawn, tail
+from notifier.settings import Settings
+from tests.support import eventually
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 BARE = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
 
+SHOP = """
+import os
+from celery import Celery
+
+app = Celery("shop", broker=os.environ["NOTIFIER_BROKER_URL"], include=["tasks"])
+"""
+SEND = """
+from {module} import app
+from tasks import send_notification
+
+print(send_notification.delay(42, {{"text": "by delay"}}).id)
+"""
+NOTIFY = """
+from notifier import notify
+
+print(notify(42, {"text": "by name"}))
+"""
+
 
 def run(
-    *command: str | Path, cwd: Path, timeout_s: float = 300, check: bool = True
+    *command: str | Path, cwd: Path, timeout_s: float = 300, check: bool = True, env: dict[str, str] = BARE
 ) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command, cwd=cwd, env=BARE, capture_output=True, text=True, timeout=timeout_s)
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s)
     assert done.returncode == 0 or not check, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done
 
@@ -102,6 +124,37 @@ def test_a_users_own_tasks_module_does_not_get_in_the_way(bare: Path, tmp_path: 
         for start in ([bare / "notifier"], [bare / "python", "-m", "notifier"]):
             done = run(*start, command, "--", "--help", cwd=tmp_path)
             assert "--loglevel" in done.stdout
+
+
+@pytest.mark.parametrize("module", ["tasks", "shop"])
+def test_an_app_outside_the_checkout_sends_and_receives(
+    bare: Path, settings: Settings, tmp_path: Path, module: str
+) -> None:
+    """With the app that comes with it, and with a Celery app of its own that includes the tasks."""
+    urls = ("broker_url", "redis_url", "limiter_redis_url", "database_url")
+    env = BARE | {f"NOTIFIER_{name.upper()}": str(getattr(settings, name)) for name in urls}
+    (tmp_path / "shop.py").write_text(SHOP)
+    for name, code in (("send.py", SEND.format(module=module)), ("notify.py", NOTIFY)):
+        (tmp_path / name).write_text(code)
+    log = tmp_path / "worker.log"
+    worker = spawn([str(bare / "celery"), "-A", module, "worker"], log=log, env=env, cwd=tmp_path)
+    try:
+        sent = {run(bare / "python", name, cwd=tmp_path, env=env).stdout.strip() for name in ("send.py", "notify.py")}
+        assert len(sent) == 2
+
+        def received() -> dict[str, str]:
+            lines = run(bare / "notifier", "feed", "42", "--json", cwd=tmp_path, env=env).stdout.splitlines()
+            frames = [json.loads(line) for line in lines]
+            return {frame["notification_id"]: frame["payload"]["text"] for frame in frames}
+
+        eventually(lambda: set(received()) == sent, timeout_s=60, interval_s=0.5)
+        assert set(received().values()) == {"by delay", "by name"}
+    except AssertionError:
+        print(tail(log, 40))
+        raise
+    finally:
+        ended = end(worker, signal.SIGTERM, 30)
+    assert ended == 0
 
 
 def test_the_demo_runs_from_it(full: Path, tmp_path: Path) -> None:
