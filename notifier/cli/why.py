@@ -1,0 +1,228 @@
+"""notifier why: the story of one notification, from ledger, done mark, feed and table."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, NamedTuple
+
+import click
+
+from notifier.channels import WEBSOCKET
+from notifier.cli.output import emit_json, example
+from notifier.deadletters.manage import Filter, Manager
+from notifier.deadletters.schema import Row, State, instant
+from notifier.errors import DatabaseUnavailable
+from notifier.notification import Identity, clean_user_id
+from notifier.redis.keys import done_key, identity_part, prefix_of, user_key
+from notifier.redis.state import call
+from notifier.runtime import Runtime
+from notifier.settings import Settings
+
+PLACES = {"Q": "queue", "D": "deferred", "H": "row"}
+QUEUES = {"c": "critical", "n": "normal", "b": "bulk"}
+REASONS = {
+    "rate_limited": "a limit said no",
+    "quota": "the user's quota is used up",
+    "order": "an earlier one of this user waits",
+    "limiter_unavailable": "the limiter's Redis was away",
+    "scheduled": "its time has not come",
+    "quiet_hours": "the user is not to be disturbed",
+    "delivery_failed": "the channel did not take it",
+    "breaker_open": "its channel fails altogether and is left alone for a while",
+    "poison": "whoever worked on it died, again and again",
+    "max_waiting": "too many of this user waited",
+    "cancelled": "it was cancelled",
+    "by_hand": "a person did it",
+    "erased": "the user was erased",
+    "retired": "it was parked and nobody came for it",
+    "reconciled": "its end was in the tail that state Redis lost",
+}
+
+
+class Entry(NamedTuple):
+    """What the ledger has of one that has not ended. Times in microseconds, 0 for none."""
+
+    place: str
+    parked: bool
+    queue: str
+    seq: int
+    accepted_us: int
+    expires_us: int
+    starts: int
+    retry_us: int
+    attempts: int
+    reason: str
+
+
+class Mark(NamedTuple):
+    """How and when it ended; `detail` is a feed entry or a reason."""
+
+    end: str
+    at_us: int
+    seq: int
+    detail: str
+
+
+class Story(NamedTuple):
+    """All that is known. `ahead`: how many of this user and channel wait before it."""
+
+    identity: Identity
+    entry: Entry | None
+    mark: Mark | None
+    frame: dict[str, Any] | None
+    row: Row | None
+    ahead: int | None
+    table: str  # "ok", or why the table could not be asked
+
+
+@click.command(epilog=example("notifier why 42 like-7", "notifier why 42 like-7 --json"))
+@click.argument("user")
+@click.argument("notification_id", metavar="ID")
+@click.option("--channel", default=WEBSOCKET, show_default=True, help="Its channel.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(user: str, notification_id: str, channel: str, as_json: bool) -> None:
+    """Tell the story of the notification ID of USER: where it is, what it waits for, or how it ended.
+
+    Exit code 1 if nothing is known of it.
+    """
+    runtime = Runtime(Settings())
+    try:
+        story = tell(runtime, Identity(clean_user_id(user), channel, notification_id))
+    finally:
+        runtime.close()
+    if as_json:
+        emit_json(as_object(story))
+    else:
+        click.echo("\n".join(lines(story)))
+    sys.exit(0 if story.entry or story.mark or story.frame or story.row else 1)
+
+
+def tell(runtime: Runtime, identity: Identity) -> Story:
+    """Ask state Redis, and the table if it can be asked. Raises StateUnavailable."""
+    client, prefix = runtime.client, prefix_of(identity.user_id)
+    found: Any = call(lambda: client.hget(f"{prefix}ledger", identity_part(identity)))
+    entry = _entry(found)
+    found = call(lambda: client.get(done_key(identity)))
+    mark = _mark(found)
+    ahead: Any = None
+    if entry:
+        waiting = user_key("waiting", identity.user_id, identity.channel)
+        ahead = call(lambda: client.zrank(waiting, str(entry.seq)))
+    entries: Any = call(lambda: client.xrevrange(user_key("feed", identity.user_id, identity.channel)))
+    row, table = None, "ok"
+    try:
+        which = Filter(user_id=identity.user_id, channel=identity.channel, notification_id=identity.notification_id)
+        row = next(iter(next(Manager(runtime.store, runtime.ledger).pages(which), [])), None)
+    except DatabaseUnavailable as error:
+        table = str(error)
+    return Story(identity, entry, mark, _frame(entries, identity.notification_id), row, ahead, table)
+
+
+def lines(story: Story) -> list[str]:
+    """The story for a person, in the order in which it happened."""
+    user_id, channel, notification_id = story.identity
+    told = [f"{notification_id} to user {user_id} on {channel}"]
+    entry, mark, row, frame = story.entry, story.mark, story.row, story.frame
+    if accepted_us := (entry and entry.accepted_us) or (row and row.accepted_us):
+        told.append(f"accepted    {_time(accepted_us)}, seq {entry.seq if entry else row.seq if row else 0}")
+    elif frame:
+        told.append(f"accepted    {_time(int(frame['accepted_at'] * 1e6))}, seq {frame['seq']}")
+    if row and row.attempts:
+        told.append(f"tried       {row.attempts} times; last error: {row.last_error}")
+    if row and row.starts:
+        told.append(f"started     {row.starts} times without an end")
+    if entry:
+        told += _present(story, entry)
+    if mark:
+        told.append(f"{mark.end:<11} {_time(mark.at_us)}{_detail(mark)}")
+    if frame and frame["notification_id"] != notification_id:
+        told.append(f"in a digest {frame['notification_id']}, feed entry {frame['id']}")
+    elif frame:
+        count = frame["digest"]["count"] - 1 if "digest" in frame else 0
+        others = f", with {count} other{'s' * (count != 1)} as a digest" if count else ""
+        told.append(f"in the feed entry {frame['id']}{others}")
+    if len(told) == 1:
+        told.append("unknown     never accepted, or it ended so long ago that its done mark and feed entry are gone")
+    if story.table != "ok":
+        told.append(f"not asked   {story.table}")
+    return told
+
+
+def as_object(story: Story) -> dict[str, Any]:
+    """The story for a script. No payload."""
+    frame = {k: story.frame[k] for k in ("id", "notification_id")} if story.frame else None
+    row = story.row
+    return {
+        **story.identity._asdict(),
+        "ledger": story.entry._asdict() if story.entry else None,
+        "ahead": story.ahead,
+        "done": story.mark._asdict() if story.mark else None,
+        "feed": frame,
+        "row": row and {name: value for name, value in row._asdict().items() if name not in ("body", "epoch")},
+        "table": story.table,
+    }
+
+
+def _present(story: Story, entry: Entry) -> list[str]:
+    why = REASONS.get(entry.reason, entry.reason)
+    if entry.parked:
+        error = f" ({story.row.last_error})" if story.row and story.row.last_error else ""
+        return [f"parked      {why}{error}; it waits for `notifier dead-letters replay` or `drop`"]
+    if entry.place == "queue":
+        return [f"queued      in {entry.queue}, for a worker"]
+    row = story.row
+    until_us = row.retry_at_us if row and row.state == State.WAITING else entry.retry_us
+    where = "in the table" if entry.place == "row" else "in Redis, on its way to the table"
+    ahead = f", {story.ahead} before it" if story.ahead else ""
+    told = [f"waits       until {_time(until_us)}: {why}{ahead}; {where}"]
+    if entry.expires_us:
+        told.append(f"expires     {_time(entry.expires_us)}")
+    return told
+
+
+def _detail(mark: Mark) -> str:
+    if mark.detail == "-":
+        return ""
+    if mark.end in ("delivered", "digested"):
+        return f", as feed entry {mark.detail}"
+    return f": {REASONS.get(mark.detail, mark.detail)}"
+
+
+def _time(us: int) -> str:
+    return f"{instant(us).astimezone():%Y-%m-%d %H:%M:%S.%f}"[:-3]
+
+
+def _entry(found: bytes | None) -> Entry | None:
+    """See lua/ledger.lua for the form."""
+    if found is None:
+        return None
+    f = found.decode().split()
+    return Entry(
+        place=PLACES[f[0]],
+        parked=f[1] == "1",
+        queue=QUEUES[f[3]],
+        seq=int(f[4]),
+        accepted_us=int(f[5]),
+        expires_us=int(f[6]),
+        starts=int(f[8]),
+        retry_us=int(f[11]),
+        attempts=int(f[12]),
+        reason=f[13],
+    )
+
+
+def _mark(found: bytes | None) -> Mark | None:
+    if found is None:
+        return None
+    end, at_us, seq, detail = found.decode().split(" ", 3)
+    return Mark(end, int(at_us), int(seq), detail)
+
+
+def _frame(entries: Any, notification_id: str) -> dict[str, Any] | None:
+    """The newest frame that is, or tells of, this notification."""
+    for entry_id, fields in entries:
+        frame: dict[str, Any] = {"id": entry_id.decode(), **json.loads(b"{" + fields[b"f"])}
+        if notification_id in (frame["notification_id"], *frame.get("digest", {}).get("ids", ())):
+            return frame
+    return None
