@@ -15,16 +15,17 @@ from redis.exceptions import RedisError
 
 from notifier import metrics
 from notifier.limits import overrides
+from notifier.limits.clustered import RoutedBuckets
 from notifier.limits.core import Core, make
 from notifier.limits.keeper import Keeper
 from notifier.limits.local import LocalBucket
 from notifier.limits.policies import Policies
 from notifier.limits.policy import Policy
-from notifier.limits.shared import BULK, CRITICAL, NORMAL, ONE, Entry, SharedBuckets
+from notifier.limits.shared import BULK, CRITICAL, NORMAL, ONE, Entry
 from notifier.limits.verdict import Request, Verdict
 from notifier.notification import MAX_USER_ID, Identity, clean_user_id
 from notifier.redis.breaker import Breaker
-from notifier.redis.client import Connections, connect
+from notifier.redis.routes import Routes
 from notifier.redis.scripts import script
 from notifier.settings import Settings
 
@@ -75,9 +76,10 @@ class Limiter:
     def _begin(self) -> None:
         """All state, as new: at the start, and in a forked child, whose parent's loans are the parent's to charge."""
         settings, bucket = self._settings, self._settings.local_bucket
-        self._connections = Connections(connect(settings.limiter_url, settings.limiter_timeout))
-        self._shared = SharedBuckets(
-            self._connections, script("token_bucket"), secrets.token_hex(8), settings.max_processes
+        self._routes = Routes(settings.limiter_url, settings.limiter_timeout)
+        self._discovered = False
+        self._shared = RoutedBuckets(
+            self._routes, script("token_bucket"), secrets.token_hex(8), settings.max_processes
         )
         self._breaker = Breaker("the limiter's Redis", self._clock)
         self._keeper = Keeper(self._tend)
@@ -214,12 +216,13 @@ class Limiter:
 
     def _probe(self) -> None:
         """Run the script for real: that finds every kind of outage. Loans are charged before anybody is granted."""
-        self._connections.close()
+        self._routes.close()
         try:
+            self._routes.discover()
             with self._charging:
                 while self._send([], BATCH)[0]:
                     pass
-            found = overrides.load(self._connections)
+            found = overrides.load(self._routes)
         except (RedisError, OSError) as error:
             self._breaker.fail(error)
             return
@@ -234,7 +237,10 @@ class Limiter:
                 return  # another thread just did
             self._poll_due = self._clock() + POLL_S
             try:
-                self._install(overrides.load(self._connections))
+                if not self._discovered:
+                    self._routes.discover()
+                    self._discovered = True
+                self._install(overrides.load(self._routes))
             except (RedisError, OSError) as error:
                 self._fail(error)
 
@@ -295,7 +301,7 @@ class Limiter:
         self.flush()
         self._publish()
         self._keeper.stop()
-        self._connections.close()
+        self._routes.close()
 
 
 def _after_fork() -> None:

@@ -13,12 +13,13 @@ SUB_WINDOWS = 60
 class ChannelPolicy:
     """The limit of a whole channel, and what this process knows about its bucket."""
 
-    __slots__ = ("arguments", "full", "key", "limit", "name", "not_full_at", "until")
+    __slots__ = ("arguments", "full", "key", "limit", "name", "not_full_at", "prefix", "until")
 
     def __init__(self, name: str, limit: Limit, debt: int) -> None:
         self.name = name
         self.limit = limit
-        self.key = f"{keys.PREFIX}channel:{name}"
+        self.prefix = f"{keys.PREFIX}{{channel:{name}}}:"
+        self.key = f"{self.prefix}bucket"
         self.arguments = (limit.emission_us, limit.burst, debt)
         self.until = 0.0  # nobody on this channel is granted before
         self.full = False  # the last reply said so

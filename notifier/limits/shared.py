@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from redis.exceptions import NoScriptError
 
 from notifier.limits.policy import ChannelPolicy, Policy
-from notifier.redis.client import Command, Connections
+from notifier.redis.client import Command
+from notifier.redis.keys import PREFIX
 from notifier.redis.scripts import Argument, Script
 
 NORMAL, CRITICAL, BULK, LOAN = range(4)
@@ -26,67 +27,76 @@ class Answer(NamedTuple):
     channels: list[tuple[ChannelPolicy, int]]  # full or not, before the call
 
 
+class Server(Protocol):
+    """One Redis, or what passes for one."""
+
+    def call(self, commands: Sequence[Command]) -> list[Any]:
+        """One round trip; an error reply stands in its place in the list."""
+
+
 class SharedBuckets:
     """The buckets on one Redis. `process` names the one who charges: a charge repeated by it counts once."""
 
-    def __init__(self, connections: Connections, script: Script, process: str, debt: int) -> None:
-        self._connections = connections
+    def __init__(self, server: Server, script: Script, process: str, debt: int) -> None:
+        self._server = server
         self._script = script
-        self._process_key = f"notifier:v1:charged:{process}"
+        self._process = process
         self._debt = debt
 
     def decide(self, entries: Sequence[Entry], charges: int = 0, seq: int = 0) -> Answer:
         """Run all entries, in order; the first `charges` of them are loans, numbered from `seq` on, a number a chunk.
 
-        Raises what Connections.call raises, and the server's error reply where there is one.
+        Raises what the call raises, and the server's error reply where there is one.
         """
         commands: list[Command] = []
         channels: list[ChannelPolicy] = []
         sizes = []
         for start in range(0, max(1, len(entries)), CHUNK):
-            arguments, of_chunk = self._arguments(entries[start : start + CHUNK], seq if start < charges else 0)
+            chunk = entries[start : start + CHUNK]
+            limited = list(dict.fromkeys(policy.channel for policy, _, _ in chunk if policy.channel is not None))
+            commands.append(self.command(chunk, limited, PREFIX, seq if start < charges else 0))
             seq += 1
-            commands.append(("EVALSHA", self._script.digest, *arguments))
-            channels += of_chunk
-            sizes.append(len(of_chunk))
-        replies = self._connections.call(commands)
-        if any(isinstance(reply, NoScriptError) for reply in replies):
-            again = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
-            texts = self._connections.call([("EVAL", self._script.text, *commands[n][2:]) for n in again])
-            for n, reply in zip(again, texts, strict=True):
-                replies[n] = reply
+            channels += limited
+            sizes.append(len(limited))
         numbers: list[int] = []
         full: list[int] = []
-        for reply, size in zip(replies, sizes, strict=True):
-            if isinstance(reply, Exception):
-                raise reply
+        now_us = 0
+        for reply, size in zip(self.run(commands), sizes, strict=True):
+            now_us = reply[0]
             full += reply[1 : 1 + size]
             numbers += reply[1 + size :]
-        return Answer(replies[-1][0], numbers, list(zip(channels, full, strict=True)))
+        return Answer(now_us, numbers, list(zip(channels, full, strict=True)))
 
-    def _arguments(self, entries: Sequence[Entry], seq: int) -> tuple[list[Argument], list[ChannelPolicy]]:
+    def run(self, commands: Sequence[Command]) -> list[list[int]]:
+        """The replies. A script that the server has forgotten is sent again; any other error reply is raised."""
+        replies = self._server.call(commands)
+        again = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if again:
+            texts = self._server.call([("EVAL", self._script.text, *commands[n][2:]) for n in again])
+            for n, reply in zip(again, texts, strict=True):
+                replies[n] = reply
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+    def command(self, entries: Sequence[Entry], limited: Sequence[ChannelPolicy], prefix: str, seq: int) -> Command:
+        """One run of the script. `limited` are the channels whose buckets it decides on, `prefix` begins its key."""
         classes: dict[Policy, int] = {}
-        channels: dict[ChannelPolicy, int] = {}
-        keys: list[Argument] = []
+        keys: list[Argument] = [channel.key for channel in limited]
+        if seq:
+            keys.insert(0, f"{prefix}charged:{self._process}")
         codes: list[Argument] = []
-        limits: list[Argument] = []
+        limits: list[Argument] = [number for channel in limited for number in channel.arguments]
         for policy, user_id, code in entries:
             at = classes.get(policy)
             if at is None:
                 at = classes[policy] = len(classes) * 8
-                channel = policy.channel
                 limits += policy.arguments
-                limits.append(0 if channel is None else channels.setdefault(channel, len(channels) + 1))
+                limits.append(limited.index(policy.channel) + 1 if policy.channel in limited else 0)
             keys.append(policy.key(user_id))
             if policy.arguments[2]:
                 keys.append(policy.quota_key(user_id))
             codes.append(code + at)
-        head: list[Argument] = [channel.key for channel in channels]
-        if seq:
-            head.insert(0, self._process_key)
-        arguments: list[Argument] = [len(head) + len(keys), *head, *keys, seq, self._debt, len(channels), len(classes)]
-        for channel in channels:
-            arguments += channel.arguments
-        arguments += limits
-        arguments += codes
-        return arguments, list(channels)
+        numbers = (seq, self._debt, len(limited), len(classes))
+        return ("EVALSHA", self._script.digest, len(keys), *keys, *numbers, *limits, *codes)

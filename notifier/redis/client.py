@@ -40,9 +40,9 @@ class Connections:
     Safe between threads. Not between processes: make a new one after a fork. Opens nothing before the first call.
     """
 
-    def __init__(self, client: Redis) -> None:
+    def __init__(self, client: Redis, **options: Any) -> None:
         pool = client.connection_pool
-        self._class, self._options = pool.connection_class, pool.connection_kwargs  # the pool would count lost ones too
+        self._class, self._options = pool.connection_class, pool.connection_kwargs | options  # a pool counts lost ones
         self._idle: list[tuple[Any, float]] = []
 
     def call(self, commands: Sequence[Command]) -> list[Any]:
@@ -50,14 +50,25 @@ class Connections:
 
         Raises redis-py's ConnectionError or TimeoutError (then some commands may have run).
         """
+        return self.read(self.send(commands), len(commands))
+
+    def send(self, commands: Sequence[Command]) -> Any:
+        """The first half of a call. Returns what `read` wants."""
         connection = self._connection()
         try:
             if len(commands) == 1:
                 connection.send_packed_command(connection.pack_command(*commands[0]), check_health=False)
-                replies = [_reply(connection)]
             else:
                 connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-                replies = [_reply(connection) for _ in commands]
+        except BaseException:
+            connection.disconnect()
+            raise
+        return connection
+
+    def read(self, connection: Any, count: int) -> list[Any]:
+        """The second half: the replies."""
+        try:
+            replies = [_reply(connection) for _ in range(count)]
         except BaseException:
             connection.disconnect()
             raise

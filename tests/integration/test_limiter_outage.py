@@ -258,8 +258,8 @@ def test_the_fallback_is_given_once_redis_is_back(server: Valkey) -> None:
 def test_a_connection_that_the_server_closed_is_no_outage(server: Valkey, admin: Redis) -> None:
     with limiter_at(server.url()) as limiter:
         limiter.acquire("b", priority="bulk")
-        for _, connection in enumerate(limiter._connections._idle):
-            limiter._connections._idle[_] = (connection[0], 0.0)  # as if not used for long
+        for _, connection in enumerate(limiter._routes._first._idle):
+            limiter._routes._first._idle[_] = (connection[0], 0.0)  # as if not used for long
         admin.client_kill_filter(_type="normal", skipme=True)
         assert limiter.acquire("b", priority="bulk").source == "shared"
         assert limiter.state().outages == 0

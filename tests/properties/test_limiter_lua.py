@@ -315,3 +315,50 @@ def test_no_script_runs_for_long(client: Redis) -> None:
         longest_us.append(max(entry["duration"] for entry in client.slowlog_get(20)))
     client.config_set("slowlog-log-slower-than", 10_000)
     assert min(longest_us) < 20_000  # the aim is 5 ms; the machine runs other things too
+
+
+def refunds(client: Redis, text: str) -> Script:
+    assert text.count(TIME_LINE) == 1
+    return Script(text.replace(TIME_LINE, OURS.replace("'PEXPIRE'", "'PEXPIRE' or command == 'EXPIRE'")))
+
+
+def taken_back(client: Redis, limit: Limit, steps: list[tuple[int, bool, int]], text: str) -> list[int]:
+    """Ask again and again; some tokens are given back later, as if the channel had denied. Returns real grants."""
+    lua, policy = LuaBuckets(client, 0), user_policy(limit)
+    refund = refunds(client, text)
+    lua.now_us, times, returns = EPOCH_US, [], []
+    for think_ms, real, held_ms in steps:
+        lua.now_us += think_ms * 1_000
+        for due_us, granted_at_us in sorted(returns):
+            if due_us <= lua.now_us:
+                client.mset({"now:s": due_us // 1_000_000, "now:us": due_us % 1_000_000})
+                refund.run(client, [policy.key("a")], [granted_at_us, limit.emission_us, 0])
+        returns = [pair for pair in returns if pair[0] > lua.now_us]
+        if lua.decide(one(policy)).numbers[0] == 0:
+            if real:
+                times.append(lua.now_us)
+            else:
+                returns.append((lua.now_us + held_ms * 1_000, lua.now_us))
+    return times
+
+
+@few
+@given(
+    limit=st.builds(Limit, st.sampled_from([10_000, 50_000]), st.integers(1, 5)),
+    steps=st.lists(st.tuples(st.integers(0, 80), st.booleans(), st.integers(0, 60)), max_size=60),
+)
+def test_a_refund_lets_no_more_through(client: Redis, limit: Limit, steps: list[tuple[int, bool, int]]) -> None:
+    client.flushall()
+    times = taken_back(client, limit, steps, script("token_refund").text)
+    assert excess_us(times, limit.emission_us) <= limit.tolerance_us
+
+
+def test_a_refund_that_ignores_the_time_would_let_more_through(client: Redis) -> None:
+    text = script("token_refund").text
+    broken = text.replace("math.max(0, now - granted_at)", "0")
+    assert broken != text
+    steps = [(0, False, 10), (9, True, 0), (1, True, 0), (0, True, 0)]
+    limit = Limit(10_000, 2)
+    assert excess_us(taken_back(client, limit, steps, text), limit.emission_us) <= limit.tolerance_us
+    client.flushall()
+    assert excess_us(taken_back(client, limit, steps, broken), limit.emission_us) > limit.tolerance_us
