@@ -89,7 +89,7 @@ class Site:
     def celery(self, *arguments: str, app: str = "tasks", **env: str) -> Process:
         """`celery -A <app> <arguments>` in the site's directory."""
         log = self.directory / f"{arguments[0]}-{len(self.processes)}.log"
-        command = [sys.executable, "-m", "celery", "-A", app, *arguments, "--loglevel", "INFO"]
+        command = [sys.executable, "-m", "celery", "-A", app, arguments[0], "--loglevel", "INFO", *arguments[1:]]
         self.processes.append(Process(command, log, {**os.environ, **self.env, **env}, self.directory))
         return self.processes[-1]
 

@@ -32,6 +32,7 @@ def test_sent_while_the_ledger_is_away(make_site: Callable[..., Site], fresh_val
     assert sent in {frame["notification_id"] for frame in site.frames("anna")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("away", ["killed", "frozen"])
 def test_sent_while_the_broker_is_away(make_site: Callable[..., Site], fresh_valkey: Servers, away: str) -> None:
     broker = fresh_valkey(aof="always")

@@ -31,6 +31,7 @@ class Up:
     def __init__(self, directory: Path, **environment: str) -> None:
         self.directory = directory
         self.log = directory / "up.txt"
+        self._before = set(descendants())  # the session's servers
         self._environment = os.environ | environment
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
@@ -64,6 +65,10 @@ class Up:
     def named(self, name: str) -> list[psutil.Process]:
         """Its processes whose command line has `name` in it."""
         return [child for child in descendants(self.process.pid) if name in " ".join(child.cmdline())]
+
+    def left(self) -> set[psutil.Process]:
+        """What still runs of all that was started since this one was."""
+        return set(descendants()) - self._before
 
     def end(self, how: signal.Signals = signal.SIGINT) -> int:
         """End it and wait; the exit code."""
@@ -110,7 +115,7 @@ def test_one_sends_and_sees_it_a_second_up_is_refused_and_ctrl_c_leaves_nothing_
 
     assert up.end() == 0, up.log.read_text()
     assert "nothing is left running" in up.log.read_text()
-    assert not descendants()
+    assert not up.left()
     assert not run_env.exists()
     assert {place: place.stat().st_mode for place in parents} == parents
 
@@ -131,7 +136,7 @@ def test_what_dies_is_started_again(tmp_path: Path, start: Callable[..., Up]) ->
     eventually(lambda: up.run("send", "42", "2"), timeout_s=WAIT_S)
     assert eventually(lambda: up.feed("42")[1:], timeout_s=WAIT_S)
     assert up.end() == 0
-    assert not descendants()
+    assert not up.left()
 
 
 @pytest.mark.slow
@@ -142,7 +147,7 @@ def test_killed_hard_it_takes_everything_with_it_and_the_next_one_starts(
     up.run("send", "42", "1")
     eventually(lambda: up.feed("42") == [1], timeout_s=WAIT_S)
     assert up.end(signal.SIGKILL) == -signal.SIGKILL
-    eventually(lambda: not descendants(), timeout_s=WAIT_S)
+    eventually(lambda: not up.left(), timeout_s=WAIT_S)
     again = start()
     assert again.feed("42") == [1]
     assert again.end() == 0
