@@ -124,7 +124,7 @@ PICK_OF_USERS: TextClause = text(
             SELECT user_id, channel, notification_id, seq, retry_at, {_IN_TURN} AS in_turn FROM dead_letters AS d
             WHERE d.state = 'waiting' AND (d.user_id, d.channel) = (k.user_id, k.channel)
               AND {_FREE} AND {_STILL_DUE}
-            ORDER BY d.seq LIMIT :limit
+            ORDER BY d.seq LIMIT :each
         ) AS first
     ) AS d
     ORDER BY d.turn, d.retry_at LIMIT :limit

@@ -35,6 +35,7 @@ BATCH = 500
 CLAIM_S = 30
 _ERROR_LENGTH = 2_000
 _WALKS = 20
+_ROWS_OF_A_USER = 10
 
 
 class Pace(NamedTuple):
@@ -168,8 +169,11 @@ class Store:
         """Keys of due rows of the next users in the walk, which goes round and round."""
         for _ in range(_WALKS):
             users = self._walk(connection, limit)
-            values = {"users": [u for u, _ in users], "channels": [c for _, c in users], "now": now_us, "limit": limit}
-            picked = connection.execute(queries.PICK_OF_USERS, values).all()
+            if not users:
+                return []
+            each = max(_ROWS_OF_A_USER, 2 * limit // len(users))
+            values = {"users": [u for u, _ in users], "channels": [c for _, c in users], "now": now_us}
+            picked = connection.execute(queries.PICK_OF_USERS, {**values, "limit": limit, "each": each}).all()
             if picked or len(users) < limit:
                 return picked
         return []

@@ -81,7 +81,7 @@ NOW_US = int(time.time() * 1e6)
         ("WALK", {"user": "", "channel": "", "limit": 500}, "dead_letters_user"),
         (
             "PICK_OF_USERS",
-            {"users": ["user-1"], "channels": ["websocket"], "now": NOW_US, "limit": 500},
+            {"users": ["user-1"], "channels": ["websocket"], "now": NOW_US, "limit": 500, "each": 10},
             "dead_letters_user",
         ),
         (
