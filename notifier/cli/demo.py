@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+import webbrowser
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -21,10 +22,14 @@ if TYPE_CHECKING:
 LINE_EVERY_S = 5.0
 
 
-@click.command(epilog=example("notifier demo", "notifier demo --seconds 60 --json | tail -1"))
+@click.command(
+    epilog=example("notifier demo", "notifier demo --open --keep", "notifier demo --seconds 60 --json | tail -1")
+)
 @click.option("--seconds", type=click.FloatRange(1, 86_400), default=20, show_default=True, help="How long to send.")
+@click.option("--open", "open_page", is_flag=True, help="Open the live page in a browser.")
+@click.option("--keep", is_flag=True, help="Leave everything running after the count, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="End with the result as one JSON object on one line.")
-def command(seconds: float, as_json: bool) -> None:
+def command(seconds: float, open_page: bool, keep: bool, as_json: bool) -> None:
     """Start servers, workers, beat and gateway, let one noisy and twenty quiet users receive, and count.
 
     Everything is real: Valkey, PostgreSQL, Celery, websocket clients. The noisy user gets bursts far over the limit
@@ -36,11 +41,18 @@ def command(seconds: float, as_json: bool) -> None:
     from notifier.cli.signals import ended_by_signals
     from notifier.lab import demo
 
-    with ended_by_signals(), _display() as say:
-        result = demo.run(seconds, say)
-    screen = console(stderr=as_json)
-    screen.print(_table(result))
-    screen.print(_verdict(result))
+    with ended_by_signals(), ExitStack() as running:
+        with _display() as say:
+            installation = running.enter_context(demo.installed(say))
+            if open_page and not webbrowser.open(installation.page):
+                click.echo(f"no browser to open; the live page: {installation.page}", err=True)
+            result = installation.run(seconds, say)
+        screen = console(stderr=as_json)
+        screen.print(_table(result))
+        screen.print(_verdict(result))
+        if keep:
+            click.echo(f"\neverything goes on running until Ctrl-C; the live page: {installation.page}", err=True)
+            installation.go_on()
     if as_json:
         emit_json(asdict(result))
     sys.exit(0 if result.ok else 1)

@@ -18,11 +18,13 @@ import kombu.transport.redis  # noqa: F401
 
 from notifier import producer, runtime
 from notifier.deadletters.migrate import upgrade
-from notifier.gateway.auth import make_token
+from notifier.embedded.server import Server
+from notifier.gateway.auth import token_for
 from notifier.lab import account, stores
+from notifier.lab.controls import Controls, Switch
 from notifier.lab.servers import Servers
 from notifier.lab.sockets import Sockets
-from notifier.lab.stack import Stack
+from notifier.lab.stack import Member, Stack
 from notifier.lab.traffic import Traffic
 from notifier.licence import Counts
 from notifier.settings import Settings, raw_values
@@ -33,6 +35,7 @@ WORKERS, CONCURRENCY = 2, 2
 DRAIN_S = 10.0
 ARRIVE_S = 3.0  # what is booked as delivered is at the sockets within this
 LOOK_S = 0.1
+DAY_S = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -84,10 +87,11 @@ class Result:
 Say = Callable[[Progress], None]
 
 
-def run(seconds: float, say: Say) -> Result:
-    """Start everything, send for `seconds`, drain, count, and leave nothing behind. Raises NotifierError.
+@contextlib.contextmanager
+def installed(say: Say) -> Iterator[Demo]:
+    """Servers, workers, beat and gateway of the demo's own; nothing is left of them behind. Raises NotifierError.
 
-    Limits and the like come from the environment; servers are always the demo's own.
+    Limits and the like come from the environment.
     """
     home = Path(tempfile.mkdtemp(prefix="notifier-demo-"))
     servers = Servers()
@@ -103,11 +107,17 @@ def run(seconds: float, say: Say) -> Result:
         runtime.close()
         runtime.get(settings)
         stack.callback(runtime.close)
-        return _Demo(home, settings, raw_values() | named).run(seconds, say)
+        demo = Demo(home, settings, raw_values() | named, servers)
+        stack.callback(demo.stop)
+        say(Progress("starting workers, beat and gateway"))
+        demo.start()
+        yield demo
 
 
-class _Demo:
-    def __init__(self, home: Path, settings: Settings, variables: dict[str, str]) -> None:
+class Demo:
+    """A running installation, and the traffic through it."""
+
+    def __init__(self, home: Path, settings: Settings, variables: dict[str, str], servers: Servers) -> None:
         self._settings = settings
         self._metrics_dir = home / "metrics"
         self._metrics_dir.mkdir()
@@ -122,37 +132,62 @@ class _Demo:
         self._traffic = Traffic(producer.notify, NOISY, QUIET, self._limit)
         self._waiting_since_us: dict[str, dict[int, int]] = {user_id: {} for user_id in (NOISY, *QUIET)}
         self._began_s = 0.0
+        limiter, postgres = servers.started["limiter"], servers.started["postgres"]
+        switches = {"limiter": _switch(limiter, limiter.restart), "postgres": _switch(postgres, postgres.restart)}
+        switches |= {worker.name: _switch(worker, worker.start) for worker in self._stack.workers}
+        self._controls = Controls(settings.redis_url, switches)
+
+    def start(self) -> None:
+        """Start the processes and wait until they work."""
+        self._stack.start()
+
+    @property
+    def page(self) -> str:
+        """The live page's address, with the token that opens it."""
+        return f"{self._stack.gateway_url}/#token={token_for(self._settings, QUIET[0], DAY_S, live=True)}"
 
     def run(self, seconds: float, say: Say) -> Result:
-        """Send, drain, stop, count."""
-        try:
-            say(Progress("starting workers, beat and gateway"))
-            self._stack.start()
-            with self._sockets() as sockets:
-                self._began_s = time.monotonic()
-                self._traffic.start()
-                try:
-                    self._look_for(seconds, lambda: False, sockets, "sending", say)
-                finally:
-                    self._traffic.stop()
-                self._look_for(DRAIN_S, lambda: self._counts().in_flight == 0, sockets, "draining", say)
-                # With nobody left to deliver, the stores and the sockets can be compared to the last one.
-                say(self._progress("stopping beat and workers", sockets))
-                for member in (self._stack.members["beat"], *self._stack.workers):
-                    member.terminate()
-                for member in (self._stack.members["beat"], *self._stack.workers):
-                    member.wait(DRAIN_S)
-                booked = self._counts().delivered
-                self._look_for(ARRIVE_S, lambda: len(sockets.frames) >= booked, sockets, "counting", say)
-                return self._result(sockets)
-        finally:
-            self._stack.stop()
+        """Send for `seconds`, drain, stop those who deliver, count."""
+        with self._sockets() as sockets:
+            self._began_s = time.monotonic()
+            self._traffic.start()
+            try:
+                self._look_for(seconds, lambda: False, sockets, "sending", say)
+            finally:
+                self._traffic.stop()
+            self._look_for(DRAIN_S, lambda: self._counts().in_flight == 0, sockets, "draining", say)
+            # With nobody left to deliver, the stores and the sockets can be compared to the last one.
+            say(self._progress("stopping beat and workers", sockets))
+            for member in self._deliverers:
+                member.terminate()
+            for member in self._deliverers:
+                member.wait(DRAIN_S)
+            booked = self._counts().delivered
+            self._look_for(ARRIVE_S, lambda: len(sockets.frames) >= booked, sockets, "counting", say)
+            return self._result(sockets)
+
+    def go_on(self) -> None:
+        """Deliver again, until KeyboardInterrupt."""
+        for member in self._deliverers:
+            member.start()
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                self._controls.tick()
+                time.sleep(LOOK_S)
+
+    def stop(self) -> None:
+        """End all processes."""
+        self._controls.close()
+        self._stack.stop()
+
+    @property
+    def _deliverers(self) -> list[Member]:
+        return [self._stack.members["beat"], *self._stack.workers]
 
     @contextlib.contextmanager
     def _sockets(self) -> Iterator[Sockets]:
-        assert self._settings.secret
-        secret = self._settings.secret.get_secret_value()
-        sockets = Sockets(self._stack.gateway_url, {u: make_token(secret, u, 86_400) for u in (NOISY, *QUIET)})
+        tokens = {user_id: token_for(self._settings, user_id, DAY_S) for user_id in (NOISY, *QUIET)}
+        sockets = Sockets(self._stack.gateway_url, tokens)
         try:
             sockets.start()
             yield sockets
@@ -168,6 +203,7 @@ class _Demo:
                 since = self._waiting_since_us[user_id]
                 since |= {seq: now_us for seq in found if seq not in since}
             say(self._progress(step, sockets))
+            self._controls.tick()
             time.sleep(min(LOOK_S, max(0.0, until_s - time.monotonic())))
 
     def _progress(self, step: str, sockets: Sockets) -> Progress:
@@ -199,8 +235,9 @@ class _Demo:
         places: Counter[str] = Counter(held.values())
         of_user = account.by_user(frames)
         quiet_ms = self._quiet_ms(sockets)
+        loans = 0 if self._settings.local_bucket.off else WORKERS * CONCURRENCY
         excess = [
-            account.limit_excess([f.granted_us for f in of_one], self._limit, WORKERS * CONCURRENCY)
+            account.limit_excess([f.granted_us for f in of_one], self._limit, loans)
             for of_one in of_user.values()
         ]
         counts = self._counts()
@@ -225,3 +262,7 @@ class _Demo:
             replayed=counts.replayed,
             grants=stores.grants(self._metrics_dir),
         )
+
+
+def _switch(what: Server | Member, start: Callable[[], object]) -> Switch:
+    return Switch(what.kill, start, lambda: what.running)
