@@ -9,27 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TOP = set(
-    [
-        "CHANGELOG.md",
-        "Dockerfile",
-        "LICENSE",
-        "README.md",
-        "SECURITY.md",
-        "benchmarks",
-        "deploy",
-        "docker-compose.yml",
-        "docs",
-        "lua",
-        "migrations",
-        "mkdocs.yml",
-        "notifier",
-        "pyproject.toml",
-        "tasks",
-        "tests",
-        "uv.lock",
-    ]
-)
+TOP = {
+    *("CHANGELOG.md", "Dockerfile", "LICENSE", "README.md", "SECURITY.md", "docker-compose.yml", "mkdocs.yml"),
+    *("benchmarks", "deploy", "docs", "lua", "migrations", "notifier", "tasks", "tests", "pyproject.toml", "uv.lock"),
+}
 LONGEST = 400
 
 
