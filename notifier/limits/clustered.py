@@ -71,9 +71,7 @@ class RoutedBuckets:
     ) -> int:
         """Ask the channel's bucket for those who were granted; note whom it denies. Returns whether it was full."""
         lent = sum(code // ONE for policy, _, code in entries[:charges] if policy.channel is channel)
-        asking = [
-            n for n in range(charges, len(entries)) if entries[n][0].channel is channel and not numbers[n][0]
-        ]
+        asking = [n for n in range(charges, len(entries)) if entries[n][0].channel is channel and not numbers[n][0]]
         codes = ([lent * ONE + LOAN] if lent else []) + [ONE + NORMAL] * len(asking)
         emission_us, burst, debt = channel.arguments
         commands: list[Command] = []
@@ -104,5 +102,3 @@ class RoutedBuckets:
                 commands.append(("EVAL", refund.text, len(names), *names, *arguments))
         if commands:
             self._routes.call(commands)
-
-

@@ -24,7 +24,9 @@ def make(limiter_valkey: Any) -> Iterator[Callable[..., Limiter]]:
     with contextlib.ExitStack() as stack:
 
         def limiter(**settings: Any) -> Limiter:
-            made = Limiter.from_settings(Settings(limiter_redis_url=limiter_valkey.url(), **(LIMITS | settings)))
+            made = Limiter.from_settings(
+                Settings(limiter_redis_url=limiter_valkey.url(), limiter_timeout=2.0, **(LIMITS | settings))
+            )
             stack.callback(made.close)
             return made
 

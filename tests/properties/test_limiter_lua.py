@@ -326,7 +326,8 @@ def taken_back(client: Redis, limit: Limit, steps: list[tuple[int, bool, int]], 
     """Ask again and again; some tokens are given back later, as if the channel had denied. Returns real grants."""
     lua, policy = LuaBuckets(client, 0), user_policy(limit)
     refund = refunds(client, text)
-    lua.now_us, times, returns = EPOCH_US, [], []
+    lua.now_us, times = EPOCH_US, []
+    returns: list[tuple[int, int]] = []
     for think_ms, real, held_ms in steps:
         lua.now_us += think_ms * 1_000
         for due_us, granted_at_us in sorted(returns):

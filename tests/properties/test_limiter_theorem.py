@@ -143,9 +143,7 @@ def test_grace_adds_what_the_processes_rates_allow(
 
 @many
 @given(programs=st.lists(asks, min_size=1, max_size=5), seed=st.integers(0, 2**32), loss=st.sampled_from([0.0, 0.3]))
-def test_every_grant_is_charged_exactly_once(
-    programs: list[list[tuple[int, str]]], seed: int, loss: float
-) -> None:
+def test_every_grant_is_charged_exactly_once(programs: list[list[tuple[int, str]]], seed: int, loss: float) -> None:
     check_charges(programs, seed, loss, PureBuckets(1_000))
 
 
