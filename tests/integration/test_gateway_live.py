@@ -136,6 +136,31 @@ def test_read_mark_expires_with_the_feed_and_outlives_none(gateway: Running, wri
         assert receive(connection)["read_id"] == "0-0"
 
 
+def test_read_mark_is_told_again_after_the_connection_to_redis_was_lost(
+    gateway: Running, writer: Writer, redis: Redis
+) -> None:
+    """What was read in another tab meanwhile would be missed else."""
+    last = writer.send("ann")
+    with gateway.connect("ann") as connection:
+        payloads(connection, 1)
+        redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        assert read_event(connection) == {"read_id": "0-0", "unread": 1}
+        connection.send(json.dumps({"type": "read", "id": last}))
+        assert read_event(connection) == {"read_id": last, "unread": 0}
+
+
+def test_feed_that_cannot_be_read_is_tried_again(gateway: Running, writer: Writer, redis: Redis) -> None:
+    key = keys.user_key("feed", "ann", "websocket")
+    redis.set(key, "not a stream")
+    with gateway.connect("ann") as connection:
+        with pytest.raises(TimeoutError):
+            connection.recv(timeout=0.3)
+        redis.delete(key)
+        assert receive(connection)["type"] == "hello"
+        writer.send("ann", "after all")
+        assert payloads(connection, 1) == ["after all"]
+
+
 # Presence and half-open connections
 
 
