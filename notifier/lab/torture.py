@@ -49,6 +49,7 @@ from notifier.settings import Settings, raw_values
 Broker = Literal["redis", "rabbitmq"]
 WORKERS, CONCURRENCY, SENDERS = 2, 2, 2
 LOOK_S = 0.2
+MOST_DRAIN_S = 1_800.0
 NO_PROGRESS_S = 60.0  # longer than any claim, lease or timeout of the protocol lasts
 ARRIVE_S = 15.0  # what is booked as delivered is at the sockets within this
 STOP_S = 20.0
@@ -114,6 +115,7 @@ class _Torture:
         self._limit = self._settings.user_limit_of(CHANNEL)
         self._waiting_since_us: dict[str, dict[int, int]] = {user_id: {} for user_id in USERS}
         self._done = 0
+        self._stuck = False
 
     def _say(self, text: str) -> None:
         self._say_it(f"{time.monotonic() - self._began_s:7.1f} s  {text}")
@@ -262,11 +264,11 @@ class _Torture:
             state = (counts.in_flight, counts.waiting, counts.deferred)
             if seen[0] != (moved := (*state, len(sockets.frames))):
                 seen[:] = [moved, time.monotonic()]
-            still_s = time.monotonic() - float(str(seen[1]))
-            return not any(state) or still_s > NO_PROGRESS_S
+            self._stuck = time.monotonic() - float(str(seen[1])) > NO_PROGRESS_S
+            return not any(state) or self._stuck
 
         self._say("draining")
-        self._wait(over, 900.0)
+        self._wait(over, MOST_DRAIN_S)
         self._say(f"drained: in flight {self._counts().in_flight}, waiting {self._counts().waiting}")
         # With nobody left to deliver, stores and sockets can be compared to the last one.
         last = [self._stack.members["beat"], *self._stack.workers]
@@ -292,7 +294,8 @@ class _Torture:
             self._runtime.client, self._runtime.store, [s.identity for s in sent if s.identity not in seen]
         )
         places = Counter(held.values())
-        lost = account.lost(sent, frames, {i: place for i, place in held.items() if place != "in_flight"})
+        moves = {"in_flight", "waiting"} if self._stuck else set()  # held, but nobody will ever deliver them
+        lost = account.lost(sent, frames, {i: place for i, place in held.items() if place not in moves})
         for identity in lost[:20]:
             self._say(f"lost: {identity} ({held.get(identity) or 'arrived with another payload'})")
         of_user = account.by_user(frames)

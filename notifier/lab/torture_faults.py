@@ -15,7 +15,7 @@ from notifier.embedded.server import Server
 from notifier.lab.proxy import Proxy
 from notifier.lab.stack import Member, Stack
 from notifier.lab.torture_account import Allowance
-from notifier.lab.torture_plan import REPEAT, Fault
+from notifier.lab.torture_plan import LOSE, REPEAT, Fault
 from notifier.lab.torture_repeater import Repeater
 
 TERM_S = 20.0  # what a worker gets to end in good order
@@ -68,6 +68,9 @@ class Faults:
         if action == REPEAT.action:
             caught = self._repeater.catch()
             return lambda: self._repeater.repeat(caught)
+        if action == LOSE.action:
+            self._repeater.lose()
+            return None
         server, proxy = self._servers[name]
         from_s = time.time()
         if action == "cut the connections of":
@@ -115,6 +118,14 @@ class Faults:
             member.freeze()
             return member.thaw
         self._replaced(member, self._concurrency)
+        if action == "freeze, then kill":
+            member.freeze()
+
+            def kill() -> None:
+                member.kill()
+                member.start()
+
+            return kill
         if action == "restart":
             member.terminate()
             member.wait(TERM_S)

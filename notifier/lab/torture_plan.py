@@ -40,6 +40,7 @@ WORKER = (
     Kind("freeze a child of", 2, 1, 5),
     Kind("kill", 3, 0.2, 3),
     Kind("freeze", 2, 1, 6),
+    Kind("freeze, then kill", 2, 0.5, 3),
     Kind("restart", 2, 0, 0),
 )
 PROCESS = (Kind("kill", 3, 0.2, 5), Kind("freeze", 3, 1, 6), Kind("restart", 1, 0, 0))
@@ -51,14 +52,16 @@ SERVER = (
     Kind("hold up the traffic of", 2, 0.5, 4),
     Kind("lose the replies of", 2, 0.2, 2),
 )
-REPEAT = Kind("repeat messages of", 8, 1, 20)  # the broker
+# What the broker does by itself.
+REPEAT = Kind("repeat messages of", 8, 1, 20)
+LOSE = Kind("lose messages of", 4, 0, 0)
 SHARES = {"worker": 4, "beat": 1, "gateway": 1}
 SERVER_SHARE = 2
 
 
 def _kinds(target: str, servers: Sequence[str], broker: str) -> tuple[Kind, ...]:
     if target in servers:
-        return (*SERVER, REPEAT) if target == broker else SERVER
+        return (*SERVER, REPEAT, LOSE) if target == broker else SERVER
     return WORKER if target.startswith("worker") else PROCESS
 
 
@@ -78,7 +81,7 @@ def plan(seed: int, seconds: float, processes: Sequence[str], servers: Sequence[
             kind = rng.choices(kinds, [kind.share for kind in kinds])[0]
             for_s = round(rng.uniform(kind.shortest_s, kind.longest_s), 1)
             faults.append(Fault(round(at_s, 2), target, kind.action, for_s))
-            if kind is not REPEAT:  # that leaves it as it was
+            if kind not in (REPEAT, LOSE):  # that leaves it as it was
                 free_at_s[target] = at_s + for_s + (SLOW_REST_S if target == SLOW else REST_S)
         at_s += rng.expovariate(1 / MEAN_GAP_S)
     return faults

@@ -1,4 +1,4 @@
-"""What brokers do now and then: hand out a message twice, at once and again much later, without saying so."""
+"""What brokers do now and then: hand out a message twice, at once and again much later, or not at all."""
 
 from __future__ import annotations
 
@@ -17,13 +17,20 @@ _PROPERTIES = ("correlation_id", "reply_to")
 
 
 class Repeater:
-    """Catches a message on its way, and sends copies of it."""
+    """Catches messages on their way, and sends copies of them, or none."""
 
     def __init__(self, broker_url: str) -> None:
         self._url = broker_url
 
     def catch(self) -> list[tuple[str, Message]]:
         """The next messages within a moment; each is handed out twice instead. [] if none passed, or on failure."""
+        return self._catch(copies=2)
+
+    def lose(self) -> None:
+        """The next messages within a moment are gone, but not those that only the broker holds."""
+        self._catch(copies=0)
+
+    def _catch(self, copies: int) -> list[tuple[str, Message]]:
         caught: list[tuple[str, Message]] = []
         try:
             with Connection(self._url) as connection:
@@ -33,8 +40,8 @@ class Repeater:
                     for name, queue in queues.items():
                         if (message := queue.get(no_ack=False)) is not None:
                             caught.append((name, message))
-                            self._publish(connection, name, message)
-                            self._publish(connection, name, message)
+                            for _ in range(max(copies, _only_here(message))):
+                                self._publish(connection, name, message)
                             message.ack()
                     time.sleep(PAUSE_S)
         except (KombuError, OSError, *_errors(self._url)):
@@ -64,6 +71,12 @@ class Repeater:
             delivery_mode=2,
             **{name: value for name in _PROPERTIES if (value := message.properties.get(name))},
         )
+
+
+def _only_here(message: Message) -> bool:
+    """Sent without the ledger, or perhaps: nobody promised that it survives its broker."""
+    kwargs = message.payload[1]
+    return bool(kwargs.get("unledgered") or kwargs.get("again"))
 
 
 def _errors(url: str) -> tuple[type[BaseException], ...]:
