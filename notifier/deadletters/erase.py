@@ -16,7 +16,7 @@ from notifier.redis.state import call
 if TYPE_CHECKING:
     from notifier.ledger import Ledger
 
-_KINDS = ("feed", "seq", "meter", "waiting")
+_KINDS = ("feed", "read", "seq", "meter", "waiting")
 
 
 class Erased(NamedTuple):
