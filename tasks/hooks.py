@@ -64,6 +64,7 @@ def _close(**_: Any) -> None:
 
 def _extend_schedule(sender: Any = None, **_: Any) -> None:
     """A team's beat runs our schedule too, but for what the team has scheduled itself."""
+    quiet.install()
     scheduler = sender.scheduler
     theirs = {entry.task for entry in scheduler.schedule.values()}
     scheduler.update_from_dict({name: entry for name, entry in SCHEDULE.items() if entry["task"] not in theirs})

@@ -1,4 +1,4 @@
-"""Keeps payloads out of the log: Celery and kombu print the whole body of a message they cannot use."""
+"""A calm log without payloads: Celery and kombu print the whole body of a message they cannot use."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import logging
 import re
 
 from celery.worker.consumer import consumer
+
+from notifier.wire import PROBE, REPLAY_DEAD_LETTERS, SWEEP_UNSETTLED
 
 # The texts that show bodies or headers, by their beginnings and loggers.
 SHOWS_BODIES = {
@@ -19,6 +21,9 @@ SHOWS_BODIES = {
     "kombu.transport.redis": ("Could not restore message",),
     "kombu.transport.virtual.base": ("Could not restore message",),
 }
+# Several a second, and nothing in them: sent, received, succeeded.
+ROUTINE = frozenset((PROBE, REPLAY_DEAD_LETTERS, SWEEP_UNSETTLED))
+SAYS_ROUTINE = ("celery.worker.strategy", "celery.app.trace", "celery.beat")
 _NAME = re.compile(r"[\w.:/+-]{0,200}", re.ASCII)
 _HIDDEN = "[not logged: it may be a notification]"
 
@@ -37,12 +42,26 @@ class HideBodies(logging.Filter):
         return True
 
 
+class HushRoutine(logging.Filter):
+    """Turns INFO about beat's tasks into DEBUG."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """False where DEBUG is not logged."""
+        said = record.args.values() if isinstance(record.args, dict) else record.args or ()
+        if record.levelno != logging.INFO or not any(isinstance(value, str) and value in ROUTINE for value in said):
+            return True
+        record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+        return logging.getLogger(record.name).isEnabledFor(logging.DEBUG)
+
+
 def install() -> None:
-    """On the loggers that print bodies; once each."""
-    for name, beginnings in SHOWS_BODIES.items():
+    """On the loggers concerned; once each."""
+    wanted: list[tuple[str, logging.Filter]] = [(name, HideBodies(texts)) for name, texts in SHOWS_BODIES.items()]
+    wanted += [(name, HushRoutine()) for name in SAYS_ROUTINE]
+    for name, made in wanted:
         logger = logging.getLogger(name)
-        if not any(isinstance(there, HideBodies) for there in logger.filters):
-            logger.addFilter(HideBodies(beginnings))
+        if not any(type(there) is type(made) for there in logger.filters):
+            logger.addFilter(made)
 
 
 def _shown(value: object) -> object:

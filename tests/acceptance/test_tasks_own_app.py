@@ -53,8 +53,8 @@ def team(make_site: Callable[..., Site]) -> Site:
 
 
 def test_worker_and_beat_of_a_team_run_our_tasks_too(team: Site) -> None:
-    worker = team.worker(app="team")
-    beat = team.beat("--schedule", str(team.directory / "theirs"), app="team")
+    worker = team.worker("--loglevel", "DEBUG", app="team")
+    beat = team.beat("--loglevel", "DEBUG", "--schedule", str(team.directory / "theirs"), app="team")
     beat.says("Sending due task notifier-replay").says("Sending due task notifier-sweep").says("due task theirs")
     team.python(SEND)
     team.python(NOTIFY)
@@ -90,7 +90,7 @@ def test_nothing_of_their_configuration_is_changed(team: Site) -> None:
 def test_a_team_may_schedule_the_replay_itself(team: Site) -> None:
     own = 'app.conf.beat_schedule = {"replay": {"task": "notifier.replay_dead_letters", "schedule": 0.3}}\n'
     (team.directory / "team.py").write_text(TEAM + own)
-    beat = team.beat("--schedule", str(team.directory / "theirs"), app="team")
+    beat = team.beat("--loglevel", "DEBUG", "--schedule", str(team.directory / "theirs"), app="team")
     beat.says("Sending due task replay").says("Sending due task notifier-sweep")
     assert "notifier-replay" not in beat.text
 

@@ -49,6 +49,8 @@ def test_from_delay_to_the_feed_at_once_and_later(site: Site, pool: str) -> None
     assert [site.payloads(f"user-{n}") for n in range(150)] == [[{"for": "all"}]] * 150
     assert (beat.stop(), worker.stop()) == (0, 0)
     assert "Traceback" not in worker.text + beat.text
+    assert "replay_dead_letters[" not in worker.text, "nothing is said of what is done every second"
+    assert "notifier-replay" not in beat.text
     assert not [path.name for path in site.directory.iterdir() if path.suffix != ".log"], "beat keeps no file"
 
 
