@@ -42,14 +42,11 @@ def test_it_is_closed_to_others_and_confirmed_messages_survive_kill_9(fresh_rabb
         wrong.connect()
     assert server.password not in " ".join(psutil.Process(server.pid).cmdline())
     assert stat.S_IMODE((server.home / "rabbitmq.conf").stat().st_mode) == 0o600
-    listening = {
-        at.laddr.ip
-        for process in psutil.Process().children(recursive=True)
-        if process.name() in ("beam.smp", "epmd")
-        for at in process.net_connections()
-        if at.status == psutil.CONN_LISTEN
-    }
-    assert listening <= {"127.0.0.1", "::1"}
+    ports = {server.port, server._mapper_port, server._distribution_port}
+    listening = [at.laddr for at in psutil.net_connections("tcp") if at.laddr and at.status == psutil.CONN_LISTEN]
+    ours = [address for address in listening if address.port in ports]
+    assert {address.port for address in ours} == ports
+    assert {address.ip for address in ours} <= {"127.0.0.1", "::1"}
 
     publish(server.url(), "first")
     server.restart()  # killed in the first seconds of a new queue, 3.10 leaves that queue without a leader for ever
