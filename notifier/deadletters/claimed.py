@@ -76,14 +76,14 @@ class Claimed:
 
     # ---- limiter
 
-    def _ask(self, units: Sequence[Unit]) -> list[tuple[Unit, Verdict]]:
-        """Deny what is denied, and return what is granted, in the order of `units`. A digest takes one token."""
+    def _ask(self, units: Sequence[Unit]) -> tuple[list[tuple[Unit, Verdict]], list[tuple[Row, Verdict]]]:
+        """What is granted, in the order of `units`, and the rows that are denied. A digest takes one token."""
         verdicts = self._limiter.acquire_many(
             [Request(last.user_id, last.channel, last.category, last.priority) for *_, last in units]
         )
         asked = list(zip(units, verdicts, strict=True))
-        self._deny([(row, verdict) for unit, verdict in asked if not verdict.granted for row in unit])
-        return [(unit, verdict) for unit, verdict in asked if verdict.granted]
+        granted = [(unit, verdict) for unit, verdict in asked if verdict.granted]
+        return granted, [(row, verdict) for unit, verdict in asked if not verdict.granted for row in unit]
 
     def _deny(self, denied: Sequence[tuple[Row, Verdict]]) -> None:
         never = [row for row, verdict in denied if math.isinf(verdict.interval_s)]
@@ -124,34 +124,31 @@ class Claimed:
     def _to_feeds(self, units: list[Unit]) -> None:
         for _ in range(TRIES):
             asked_at_s = time.monotonic()
-            granted = self._ask(units)
-            if not granted:
-                return
-            deadline_us = self._ledger.deadline_us(asked_at_s)
-            replies = iter(
-                self._ledger.deliver_digests(
-                    [unit for unit, _ in granted],
-                    [
-                        Grant(verdict.granted_at_us, deadline_us, self._interval_us(unit[0]))
-                        for unit, verdict in granted
-                    ],
-                    [[Folded.of(row).argument() for row in unit] for unit, _ in granted],
-                )
-            )
-            units = []
-            for unit, _ in granted:
-                answered = [(row, next(replies)) for row in unit]
-                late = [row for row, reply in answered if reply.action == "late"]
-                if late:
-                    units.append(late)
-                for row, reply in answered:
-                    if reply.action != "late":
-                        self.granted += reply.action == "ended"
-                        self._settle(row, reply)
+            granted, denied = self._ask(units)
+            units = self._deliver(granted, self._ledger.deadline_us(asked_at_s)) if granted else []
+            # Only now: rows that outlived their Redis get their seqs anew, in the order in which they are touched.
+            self._deny(denied)
             if not units:
                 return
         # Late again and again: this process is too slow now. Any other may take them at once.
         self.kept += [_as_it_was(row) for unit in units for row in unit]
+
+    def _deliver(self, granted: Sequence[tuple[Unit, Verdict]], deadline_us: int) -> list[Unit]:
+        """To feeds. Returns those for which it was too late."""
+        units = [unit for unit, _ in granted]
+        grants = [Grant(v.granted_at_us, deadline_us, self._interval_us(unit[0])) for unit, v in granted]
+        folded = [[Folded.of(row).argument() for row in unit] for unit in units]
+        replies = iter(self._ledger.deliver_digests(units, grants, folded))
+        again: list[Unit] = []
+        for unit in units:
+            answered = [(row, next(replies)) for row in unit]
+            if late := [row for row, reply in answered if reply.action == "late"]:
+                again.append(late)
+            for row, reply in answered:
+                if reply.action != "late":
+                    self.granted += reply.action == "ended"
+                    self._settle(row, reply)
+        return again
 
     # ---- channels outside
 
@@ -165,8 +162,11 @@ class Claimed:
         for batch in _batches(units):  # one after the other: what is not yet sent holds back what follows
             if wait_s := breakers.wait_s(name):
                 self._wait_for_breaker([row for unit in batch for row in unit], wait_s)
-            elif granted := self._ask(self._checked(batch)):
-                self._call(channel, granted)
+            else:
+                granted, denied = self._ask(self._checked(batch))
+                self._deny(denied)
+                if granted:
+                    self._call(channel, granted)
 
     def _wait_for_breaker(self, rows: Sequence[Row], wait_s: float) -> None:
         denials = [Denial(int(wait_s * 1e6), 0, Reason.BREAKER_OPEN, row.attempts, row.last_error) for row in rows]

@@ -104,12 +104,12 @@ WALK: TextClause = text(
     WITH RECURSIVE walk AS (
         (SELECT user_id, channel, 1 AS place FROM dead_letters
          WHERE state = 'waiting' AND (user_id, channel) > (:user, :channel)
-         ORDER BY user_id, channel LIMIT 1)
+         ORDER BY user_id, channel, seq LIMIT 1)
         UNION ALL
         SELECT next.user_id, next.channel, walk.place + 1 FROM walk CROSS JOIN LATERAL (
             SELECT d.user_id, d.channel FROM dead_letters AS d
             WHERE d.state = 'waiting' AND (d.user_id, d.channel) > (walk.user_id, walk.channel)
-            ORDER BY d.user_id, d.channel LIMIT 1
+            ORDER BY d.user_id, d.channel, d.seq LIMIT 1
         ) AS next WHERE walk.place < :limit
     )
     SELECT user_id, channel FROM walk ORDER BY place

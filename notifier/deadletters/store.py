@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BATCH = 500
-CLAIM_S = 30
+CLAIM_S = 15  # longer than a task may take (12 s), so that what a killed replayer held is back within 20 s
 _ERROR_LENGTH = 2_000
 _WALKS = 20
 _ROWS_OF_A_USER = 10
