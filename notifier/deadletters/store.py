@@ -39,7 +39,10 @@ _ROWS_OF_A_USER = 10
 
 
 class Pace(NamedTuple):
-    """The rows of one user and channel that were not claimed: from `base_us` on, one each `interval_us`."""
+    """The due rows of one user and channel (of all its users where "") that nobody has claimed.
+
+    From `base_us` on one goes each `interval_us`.
+    """
 
     user_id: str
     channel: str
@@ -66,6 +69,7 @@ class Store:
         self._engine: Engine | None = None
         self._pid = 0
         self._cursor = ("", "")  # where the walk over users goes on, see queries.WALK
+        self._tails: dict[str, int] = {}  # when the last row goes that was placed in a channel's line, us
 
     def insert(self, items: Sequence[Deferred]) -> list[Identity]:
         """Write deferred notifications, one commit; those already there stay as they are.
@@ -130,11 +134,22 @@ class Store:
             self.run(work)
 
     def pace(self, paces: Sequence[Pace], now_us: int) -> int:
-        """Spread what else is due of these users over the time it will take, unclaimed. Returns the rows moved."""
-        if not paces:
-            return 0
-        columns = {name: [getattr(pace, name) for pace in paces] for name in Pace._fields}
-        return self.run(lambda c: c.execute(queries.PACE, {**columns, "now": now_us}).rowcount)
+        """Spread what else is due of these over the time it will take. Returns the rows moved."""
+        users = [pace for pace in paces if pace.user_id]
+        columns = {name: [getattr(pace, name) for pace in users] for name in Pace._fields}
+        moved = self.run(lambda c: c.execute(queries.PACE, {**columns, "now": now_us}).rowcount) if users else 0
+        for pace in paces:
+            if not pace.user_id:
+                moved += self._pace_channel(pace, now_us)
+        return moved
+
+    def _pace_channel(self, pace: Pace, now_us: int) -> int:
+        """Round-robin over users, behind what this process has placed before."""
+        base_us = max(pace.base_us, self._tails.get(pace.channel, 0))
+        values = {"channel": pace.channel, "base": base_us, "step": pace.interval_us, "now": now_us}
+        moved = self.run(lambda c: c.execute(queries.PACE_CHANNEL, values).rowcount)
+        self._tails[pace.channel] = base_us + moved * pace.interval_us
+        return moved
 
     def counts(self) -> Counts:
         """Rows waiting and parked now."""
