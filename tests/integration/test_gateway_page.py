@@ -15,6 +15,7 @@ from notifier import runtime
 from notifier.embedded.valkey import Valkey
 from notifier.gateway.auth import token_for
 from notifier.lab.controls import Controls, Switch
+from notifier.lab.proxy import Proxy
 from notifier.redis.client import connect as connect_redis
 from notifier.settings import Settings
 from tests.gateway import Running, Writer
@@ -106,6 +107,29 @@ def test_page_resumes_after_the_gateway_was_away(settings: Settings, valkey: Val
         writer.send("you", {"text": "4"})
         page.wait_for_selector("#feed li:nth-child(4)")
         assert page.locator("#feed .payload").all_inner_texts() == ["4", "3", "2", "1"]
+
+
+def test_connection_that_died_without_a_word_is_found_by_the_page(gateway: Running, valkey: Valkey, page: Any) -> None:
+    """Nothing comes through any more, and no end either: the page asks, waits, and connects anew."""
+    writer = Writer(valkey.url())
+    with contextlib.closing(Proxy(gateway.port)) as proxy:
+        page.clock.install()
+        with page.expect_websocket() as opened:
+            page.goto(link(gateway, "/feed", live=False).replace(str(gateway.port), str(proxy.port)))
+        page.wait_for_selector("#state[data-state=open]")
+        with opened.value.expect_event("framereceived", lambda frame: "pong" in str(frame)):
+            page.clock.fast_forward(31_000)
+        page.clock.fast_forward(11_000)
+        assert page.get_attribute("#state", "data-state") == "open"
+        proxy.hold()
+        writer.send("you", {"text": "unheard"})
+        page.clock.fast_forward(31_000)
+        page.clock.fast_forward(11_000)
+        page.wait_for_selector("#state[data-state=waiting]")
+        proxy.release()
+        page.clock.fast_forward(1_000)
+        page.wait_for_selector("#feed li")
+        assert page.locator("#feed .payload").all_inner_texts() == ["unheard"]
 
 
 def test_live_page_shows_everybodys_and_marks_its_own_as_read(gateway: Running, valkey: Valkey, page: Any) -> None:
