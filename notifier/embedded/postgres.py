@@ -41,8 +41,7 @@ class Postgres(Server):
         Unavailable where it does not start.
         """
         found = installation()
-        home = data_dir.absolute()
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        home = cls._home(data_dir)
         if not (home / "data" / "PG_VERSION").exists():
             _make_cluster(home, found)
         password = (home / "password").read_text()

@@ -47,8 +47,7 @@ class RabbitMQ(Server):
         """
         if problem := missing():
             raise Unavailable(problem)
-        home = data_dir.absolute()
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        home = cls._home(data_dir)
         secret = home / "password"
         if not secret.exists():  # the first start makes the user with it
             secret.touch(mode=0o600)

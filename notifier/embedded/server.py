@@ -94,6 +94,18 @@ class Server(ABC):
             self._process = None
             raise Unavailable(f"{self.name} did not start; the end of {self.log}:\n{tail(self.log)}")
 
+    @staticmethod
+    def _home(data_dir: Path) -> Path:
+        """The directory, made if missing. Raises Unavailable."""
+        home = data_dir.absolute()
+        try:
+            home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (home / "log").open("ab").close()
+        except OSError as error:
+            problem = f"{error.filename} cannot be used ({error.strerror})"
+            raise Unavailable(f"{problem}: name another directory in NOTIFIER_DATA_DIR") from None
+        return home
+
     @abstractmethod
     def _spawn(self) -> subprocess.Popen[bytes]:
         """Start the process."""

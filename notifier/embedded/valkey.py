@@ -40,8 +40,7 @@ class Valkey(Server):
 
         `maxmemory_mb` 0 is no bound. Raises ExtraMissing, or Unavailable where it does not start.
         """
-        home = data_dir.absolute()
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        home = cls._home(data_dir)
         return cls(home, port, secrets.token_urlsafe(24), aof, maxmemory_mb)._start()
 
     def url(self, db: int = 0) -> str:

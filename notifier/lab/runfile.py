@@ -14,9 +14,17 @@ from notifier.settings import RUN_ENV
 
 @contextlib.contextmanager
 def only_one() -> Iterator[None]:
-    """Hold this directory's lock, with no run.env of a killed run. Raises NotifierError where another one holds it."""
-    RUN_ENV.parent.mkdir(mode=0o700, exist_ok=True)
-    handle = os.open(RUN_ENV.with_name("up.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    """Hold this directory's lock, with no run.env of a killed run.
+
+    Raises NotifierError where another one holds it, or where this user may not write.
+    """
+    try:
+        RUN_ENV.parent.mkdir(mode=0o700, exist_ok=True)
+        handle = os.open(RUN_ENV.with_name("up.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise NotifierError(
+            f"{error.filename} cannot be used ({error.strerror}): run it in another directory"
+        ) from None
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -40,9 +40,13 @@ class Up:
 
     def ready(self) -> Up:
         """Wait until it says so."""
-        eventually(lambda: "ready after" in self.log.read_text() or self.process.poll() is not None, timeout_s=WAIT_S)
+        self.says("ready after")
         assert self.process.poll() is None, self.log.read_text()
         return self
+
+    def says(self, text: str) -> None:
+        """Wait until it has printed this."""
+        eventually(lambda: text in self.log.read_text() or self.process.poll() is not None, timeout_s=WAIT_S)
 
     def run(self, *arguments: str) -> str:
         """What another command in the same directory prints."""
@@ -89,8 +93,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Up]]:
     for up in started:
         if up.process.poll() is None:
             up.end()
-    link = tmp_path / ".notifier" / "postgres" / "data"
-    if link.is_symlink():  # as root, the data is elsewhere
+    remove_data(tmp_path)
+
+
+def remove_data(directory: Path) -> None:
+    """As root, PostgreSQL's data is not below the directory of the test."""
+    link = directory / ".notifier" / "postgres" / "data"
+    if link.is_symlink():
         shutil.rmtree(link.resolve())
 
 
@@ -169,3 +178,15 @@ def test_servers_that_are_named_are_used_and_not_started(
     assert eventually(lambda: up.feed("42"), timeout_s=WAIT_S) == [1]
     assert up.end() == 0
     assert not (tmp_path / ".notifier" / "state").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["limiter: Valkey", "dead letters: PostgreSQL", "migrations", "worker-1"])
+def test_ctrl_c_while_it_starts_leaves_nothing(tmp_path: Path, moment: str) -> None:
+    up = Up(tmp_path)
+    up.says(moment)
+    assert up.end() == 0, up.log.read_text()
+    eventually(lambda: not up.left())
+    assert "Traceback" not in up.log.read_text()
+    assert not (tmp_path / ".notifier" / "run.env").exists()
+    remove_data(tmp_path)

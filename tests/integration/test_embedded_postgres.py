@@ -65,17 +65,18 @@ def test_what_was_committed_survives_kill_9_on_the_same_port(fresh_postgres: Fac
 
 
 def test_data_and_password_are_kept_between_two_runs(tmp_path: Path) -> None:
-    server = Postgres.start(tmp_path / "pg")
+    data_dir = tmp_path / "a \"directory\" of 'mine' \\ #1"
+    server = Postgres.start(data_dir)
     try:
         run(server.url(), "CREATE TABLE t (n int)")
         server.stop()
-        again = Postgres.start(tmp_path / "pg")
+        again = Postgres.start(data_dir)
         assert again.password == server.password
         assert run(again.url(), "SELECT n FROM t") == []
         again.stop()
     finally:
         server.remove()
-    assert not (tmp_path / "pg").exists()
+    assert not data_dir.exists()
 
 
 def test_a_frozen_one_answers_nothing_until_it_is_thawed_and_can_be_stopped(fresh_postgres: Factory) -> None:

@@ -57,9 +57,10 @@ def test_what_it_acknowledged_survives_kill_9_on_the_same_port(fresh_valkey: Fac
 
 
 def test_data_is_kept_between_two_runs(tmp_path: Path) -> None:
-    with Valkey.start(tmp_path / "data") as server:
+    data_dir = tmp_path / "a \"directory\" of 'mine' \\ #1"
+    with Valkey.start(data_dir) as server:
         Redis.from_url(server.url(3)).set("kept", "yes")
-    with Valkey.start(tmp_path / "data") as server:
+    with Valkey.start(data_dir) as server:
         assert Redis.from_url(server.url(3)).get("kept") == b"yes"
 
 
@@ -88,3 +89,9 @@ def test_a_port_in_use_is_an_error_with_the_reason(fresh_valkey: Factory, tmp_pa
     server = fresh_valkey()
     with pytest.raises(Unavailable, match="in use"):
         Valkey.start(tmp_path / "other", port=server.port)
+
+
+def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Unavailable, match=r"file.*cannot be used.*NOTIFIER_DATA_DIR"):
+        Valkey.start(tmp_path / "file" / "data")

@@ -63,3 +63,9 @@ def test_the_directory_has_room_for_one_and_what_a_killed_one_left_is_not_believ
     assert RUN_ENV.exists()
     with runfile.only_one():
         assert raw_values() == {}
+
+
+def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    RUN_ENV.parent.touch()
+    with pytest.raises(NotifierError, match=r"\.notifier.* cannot be used"), runfile.only_one():
+        pass
