@@ -8,7 +8,7 @@ and data lies there too. No permission of a directory that was not made here is 
     /var/lib/celery-notifier/        root only: 0711, root's (else <user's cache>/celery-notifier, 0700)
         postgresql-18.6.3/           root only: the programs, root's, readable by all
         template-18.6.3-1/           a cluster after initdb, with its password
-        data-<random>/               root only: one cluster's data
+        data-<random>/               root only: one cluster's data (scratch-<pid>-<random>: of a test)
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def _source() -> tuple[str, Path]:
 def _account() -> Account:
     entry = _user_entry()
     if entry is None:
-        command = ["useradd", "--system", "--user-group", "--no-create-home", "--home-dir", str(_SHELTER)]
+        useradd = shutil.which("useradd", path="/usr/sbin:/sbin:/usr/bin:/bin") or "useradd"  # PATH may be bare
+        command = [useradd, "--system", "--user-group", "--no-create-home", "--home-dir", str(_SHELTER)]
         command += ["--shell", "/usr/sbin/nologin", USER]
         try:
             made = subprocess.run(command, capture_output=True, text=True, check=False)

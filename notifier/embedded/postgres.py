@@ -10,12 +10,15 @@ import tempfile
 from pathlib import Path
 from typing import ClassVar, Self
 
+import psutil
 import psycopg2
 
 from notifier.embedded.installation import ENV, ROLE, Installation, installation
 from notifier.embedded.process import spawn
 from notifier.embedded.server import Server
 from notifier.errors import Unavailable
+
+_SCRATCH = "scratch-"
 
 
 class Postgres(Server):
@@ -37,13 +40,13 @@ class Postgres(Server):
     def start(cls, data_dir: Path, port: int = 0, *, durable: bool = True) -> Self:
         """Start one on the data in `data_dir` (made if missing). Port 0: a free one.
 
-        Without `durable` a crash of the machine may destroy the data: faster, for tests. Raises ExtraMissing, or
-        Unavailable where it does not start.
+        Without `durable` a crash of the machine may destroy the data, and it need not outlive this process: faster,
+        for tests. Raises ExtraMissing, or Unavailable where it does not start.
         """
         found = installation()
         home = cls._home(data_dir)
         if not (home / "data" / "PG_VERSION").exists():
-            _make_cluster(home, found)
+            _make_cluster(home, found, durable)
         password = (home / "password").read_text()
         return cls(home, port, password, found, durable)._start()
 
@@ -96,20 +99,33 @@ class Postgres(Server):
         return True
 
 
-def _make_cluster(home: Path, found: Installation) -> None:
-    """A copy of the template, complete or not there: PG_VERSION's directory is put in place by its last step."""
+def _make_cluster(home: Path, found: Installation, durable: bool) -> None:
+    """A copy of the template, complete or not there: its last step puts it where it is looked for."""
     link = home / "data"
     if link.is_symlink() or link.exists():
         raise Unavailable(f"{link} holds no PostgreSQL data; move it away, or delete it to begin anew")
-    base = found.base if found.account else home
-    copy = Path(tempfile.mkdtemp(prefix="data-", dir=base))
-    shutil.copytree(found.template / "data", copy, dirs_exist_ok=True, symlinks=True)
     secret = home / "password"
     secret.touch(mode=0o600)
     secret.write_text((found.template / "password").read_text())
-    if found.account:
-        for path in (copy, *copy.rglob("*")):
-            os.chown(path, *found.account, follow_symlinks=False)
-        link.symlink_to(copy)
-    else:
-        copy.rename(link)
+    base = found.base if found.account else home
+    _remove_scratch(base)
+    copy = Path(tempfile.mkdtemp(prefix="data-" if durable else f"{_SCRATCH}{os.getpid()}-", dir=base))
+    try:
+        shutil.copytree(found.template / "data", copy, dirs_exist_ok=True, symlinks=True)
+        if found.account:
+            for path in (copy, *copy.rglob("*")):
+                os.chown(path, *found.account, follow_symlinks=False)
+            link.symlink_to(copy)
+        else:
+            copy.rename(link)
+    except BaseException:  # Ctrl-C too: nobody would find it again
+        shutil.rmtree(copy, ignore_errors=True)
+        raise
+
+
+def _remove_scratch(base: Path) -> None:
+    """Data that was to last no longer than a process that has ended: tests that were killed leave it."""
+    for left in base.glob(f"{_SCRATCH}*-*"):
+        pid = left.name.removeprefix(_SCRATCH).partition("-")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)

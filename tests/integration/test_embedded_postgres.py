@@ -6,6 +6,8 @@ import contextlib
 import os
 import pwd
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,6 +91,33 @@ def test_a_frozen_one_answers_nothing_until_it_is_thawed_and_can_be_stopped(fres
     server.freeze()
     server.stop()
     assert not server.running
+
+
+def test_scratch_data_of_a_process_that_was_killed_is_removed_by_the_next(tmp_path: Path) -> None:
+    home = tmp_path / "killed"
+    killed = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import pathlib, time\n"
+            "from notifier.embedded.postgres import Postgres\n"
+            f"server = Postgres.start(pathlib.Path({str(home)!r}), durable=False)\n"
+            "print('up', flush=True)\n"
+            "time.sleep(600)\n",
+        ],
+        stdout=subprocess.PIPE,
+    )
+    assert killed.stdout
+    assert killed.stdout.readline() == b"up\n"
+    data = (home / "data").resolve()
+    server = Postgres.start(tmp_path / "first", durable=False)
+    server.remove()
+    assert (data / "PG_VERSION").exists()
+    killed.kill()
+    killed.communicate()
+    server = Postgres.start(tmp_path / "second", durable=False)
+    server.remove()
+    assert not data.exists() or data.is_relative_to(tmp_path)  # below the directory of the test it goes with that
 
 
 def test_no_permission_of_a_directory_that_exists_is_changed(tmp_path: Path) -> None:
