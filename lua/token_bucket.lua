@@ -44,7 +44,7 @@ end
 
 local function write(name, tat, override)
   local ttl_ms = override == '' and math.max(1, math.ceil((tat - now) / 1000)) or DECADE / 1000
-  redis.call('SET', name, string.format('%.0f', tat) .. override, 'PX', string.format('%.0f', ttl_ms))
+  redis.call('SET', name, string.format('%.0f', tat) .. override, 'PX', string.format('%d', ttl_ms))
 end
 
 local seq, debt = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -106,11 +106,21 @@ local function quota_count(name, class, cost)
   end
 end
 
+local items = {} -- most items of a call are alike
+local function read_item(text)
+  local code = tonumber(text)
+  local class = classes[math.floor(code / 8) % 512]
+  items[text] = {
+    kind = code % 8, class = class, cost = math.floor(code / 4096), channel = class.channel,
+    top = furthest(class.emission, class.burst, debt), tolerance = class.emission * class.burst,
+  }
+  return items[text]
+end
+
 local at = #reply
 for i = argument + 1, #ARGV do
-  local code = tonumber(ARGV[i])
-  local kind, class, cost = code % 8, classes[math.floor(code / 8) % 512], math.floor(code / 4096)
-  local channel = class.channel
+  local item = items[ARGV[i]] or read_item(ARGV[i])
+  local kind, class, channel = item.kind, item.class, item.channel
   key = key + 1
   local name, quota = KEYS[key], nil
   if class.window > 0 then
@@ -118,15 +128,15 @@ for i = argument + 1, #ARGV do
     quota = KEYS[key]
   end
 
-  local emission, burst, override = class.emission, class.burst, ''
+  local emission, burst, override, top, tolerance = class.emission, class.burst, '', item.top, item.tolerance
   local value = redis.call('GET', name)
-  local tat = tonumber(value or '0')
-  if not tat then
+  local tat = value and tonumber(value) or 0
+  if value and tat == 0 and value ~= '0' then
     local a, b, c = string.match(value, '^(%d+) (%d+) (%d+)$')
     tat, emission, burst, override = tonumber(a), tonumber(b), tonumber(c), string.sub(value, #a + 1)
+    top, tolerance = furthest(emission, burst, debt), emission * burst
   end
   local full = (emission == 0 or tat <= now) and 1 or 0
-  local top = furthest(emission, burst, debt)
   if emission > 0 and tat > top then
     tat = top
     write(name, tat, override)
@@ -139,7 +149,7 @@ for i = argument + 1, #ARGV do
     if kind ~= CRITICAL then
       if emission > 0 then
         local kept = kind == BULK and math.floor(burst / 2) or 0
-        local short = tat + emission * (1 + kept) - emission * burst - now
+        local short = tat + emission * (1 + kept) - tolerance - now
         if short > 0 then wait, level = short, 1 end
       end
       if quota then
@@ -154,10 +164,10 @@ for i = argument + 1, #ARGV do
   end
 
   if wait == 0 and (kind ~= LOAN or charging) then
-    if emission > 0 then write(name, math.min(tat + emission * cost, top), override) end
-    if quota then quota_count(quota, class, cost) end
+    if emission > 0 then write(name, math.min(tat + emission * item.cost, top), override) end
+    if quota then quota_count(quota, class, item.cost) end
     if channel then
-      channel.tat = math.min(channel.tat + channel.emission * cost, channel.top)
+      channel.tat = math.min(channel.tat + channel.emission * item.cost, channel.top)
       channel.changed = true
     end
   end

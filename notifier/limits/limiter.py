@@ -90,13 +90,14 @@ class Limiter:
             offset_us=time.time_ns() // 1000 - int(self._clock() * 1e6),
             lent=self._keeper.wake,
         )
-        self._here = self._core.here
+        self._here, self._lend = self._core.here, self._core.lend
         self._aliases = self._core.policies.aliases
         self._charging = threading.Lock()  # held while a batch of loans travels
         self._polling = threading.Lock()
+        self._publishing = threading.Lock()
         self._poll_due = 0.0
         self._fallback: deque[Identity] = deque(maxlen=MAX_FALLBACK)
-        self._published = dict.fromkeys(self._core.granted, 0)
+        self._published = dict.fromkeys(("local", "shared", "grace"), 0)
 
     # -- deciding
 
@@ -108,11 +109,22 @@ class Limiter:
         now = self._clock()
         if policy is None:
             policy = self._policy(channel, category)
-        elif priority == "normal":  # what a flood meets, first: the cached denial
+        elif priority == "normal":  # the two that are met most, first: a cached denial, and a loan
             known = policy.known.get(user_id)
-            if known is not None and now < known[0]:
-                self._core.cached += 1
-                return make(Verdict, (False, known[0] - now, known[1], "local", 0, known[2]))
+            if known is not None:
+                if now < known[0]:
+                    self._core.cached += 1
+                    return make(Verdict, (False, known[0] - now, known[1], "local", 0, known[2]))
+            elif (
+                policy.quick
+                and self._core.down_since is None
+                and now >= policy.blind_until
+                and user_id.__class__ is str
+                and user_id.isascii()
+                and 0 < len(user_id) <= MAX_USER_ID
+                and (verdict := self._lend(policy, user_id, now)) is not None
+            ):
+                return verdict
         kind = _KINDS.get(priority)
         if kind is None:
             raise ValueError(f"priority must be one of {', '.join(_KINDS)}, not {priority!r:.50}")
@@ -248,10 +260,11 @@ class Limiter:
 
     def _publish(self) -> None:
         """Bring the metrics up to date: not at every decision, which would cost more than the decision."""
-        for source, published in self._published.items():
-            if count := self._core.granted[source] - published:
-                self._published[source] += count
-                metrics.GRANTS.labels(source).inc(count)
+        with self._publishing:
+            for source, granted in self._core.grants().items():
+                if count := granted - self._published[source]:
+                    self._published[source] = granted
+                    metrics.GRANTS.labels(source).inc(count)
 
     def _fail(self, error: Exception) -> None:
         self._core.outage(self._clock())
@@ -291,7 +304,7 @@ class Limiter:
             loans=core.debts(),
             users=core.users_known(),
             fallback=len(self._fallback),
-            decisions={**core.granted, "denied_cached": core.cached, **denied},
+            decisions={**core.grants(), "denied_cached": core.cached, **denied},
         )
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ class LocalBucket:
     `capacity` is in tokens, `fill_rate` in tokens per second (0: never refilled), `clock` in seconds and monotonic.
     """
 
-    __slots__ = ("_clock", "_lock", "_tokens", "_updated_s", "capacity", "fill_rate")
+    __slots__ = ("_clock", "_lock", "_updated_s", "capacity", "fill_rate", "tokens")
 
     def __init__(self, capacity: float, fill_rate: float, clock: Callable[[], float] = time.monotonic) -> None:
         if not (capacity > 0 and math.isfinite(capacity)):
@@ -27,7 +27,7 @@ class LocalBucket:
         self.capacity = capacity
         self.fill_rate = fill_rate
         self._clock = clock
-        self._tokens = float(capacity)
+        self.tokens = float(capacity)  # as of the last take
         self._updated_s = clock()
         self._lock = threading.Lock()
 
@@ -40,15 +40,10 @@ class LocalBucket:
 
     def take(self, now_s: float, tokens: float = 1) -> bool:
         """consume without the lock, at a time already read: for a caller that holds a lock of its own."""
-        available = self._tokens
-        if available < self.capacity:
-            if now_s > self._updated_s:
-                available = min(self.capacity, available + (now_s - self._updated_s) * self.fill_rate)
-                self._updated_s = now_s
-        else:
+        if now_s > self._updated_s:
+            self.tokens = min(self.capacity, self.tokens + (now_s - self._updated_s) * self.fill_rate)
             self._updated_s = now_s
-        if available >= tokens:
-            self._tokens = available - tokens
-            return True
-        self._tokens = available
-        return False
+        if self.tokens < tokens:
+            return False
+        self.tokens -= tokens
+        return True

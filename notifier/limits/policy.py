@@ -34,8 +34,8 @@ class Policy:
     """
 
     __slots__ = (
-        "_key", "_quota_key", "arguments", "blind_until", "channel", "free", "known", "lends", "local", "open", "quota",
-        "sent", "user",
+        "_key", "_quota_key", "arguments", "blind_until", "channel", "free", "known", "lends", "local", "open", "quick",
+        "quota", "sent", "user",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +64,7 @@ class Policy:
         """Give the users another limit."""
         self.user = user
         self.lends = self.local and self.quota.off and not user.blocks
+        self.quick = self.lends and self.channel is None
         window_us = 0 if self.quota.off else -(-self.quota.tolerance_us // SUB_WINDOWS) or self.quota.emission_us
         self.arguments = (user.emission_us, user.burst, window_us, self.quota.burst if window_us else 0)
 

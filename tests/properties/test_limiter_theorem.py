@@ -256,11 +256,11 @@ class Forgetful(Core):
 class Reckless(Core):
     """Lends again before a loan is charged."""
 
-    def here(self, policy: Policy, user_id: str, kind: int, now: float) -> Verdict | None:
-        verdict = super().here(policy, user_id, kind, now)
-        if verdict is None and self._bucket is not None and user_id not in policy.known and self._bucket.take(now):
+    def lend(self, policy: Policy, user_id: str, now: float) -> Verdict | None:
+        verdict = super().lend(policy, user_id, now)
+        if verdict is None and self._bucket.take(now):
             policy.open[user_id] = policy.open.get(user_id, 0) + 1
-            self.loans += 1
+            self._lenders[policy] = None
             return Verdict(True, 0.0, None, "local", 1)
         return verdict
 
