@@ -3,17 +3,19 @@
 -- Before a message is handled out of the ordinary: again, near its end, or about to be sent to a channel outside.
 --
 -- KEYS[i]  shard prefix of item i
--- ARGV     per item ITEM arguments, and again (1: redelivered or republished), lease (us; > 0 claims it)
+-- ARGV     classes; lease (us; > 0 claims it); then per item ITEM arguments, and again (1: redelivered or republished)
 -- Reply    {now (us), then per item: code, seq}; code "go", "gone" (ended, stale or another's), "expired", "parked",
 --          "blocked" (only with a lease: an earlier one waits)
 
-local EXTRA = 2
+local EXTRA = 1
+local head = after_classes()
+local lease = tonumber(ARGV[head])
 local reply = { int(now) }
 
 for i, P in ipairs(KEYS) do
-  local at = 1 + (i - 1) * (ITEM + EXTRA)
+  local at = head + 1 + (i - 1) * (ITEM + EXTRA)
   local item = item_at(P, at)
-  local again, lease = ARGV[at + ITEM] == '1', tonumber(ARGV[at + ITEM + 1])
+  local again = ARGV[at + ITEM] == '1'
   local e = message_head(item)
   local code = 'go'
   if not e or lease > 0 and e.claimed > now then

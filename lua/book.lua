@@ -3,17 +3,18 @@
 -- Books ends, each once: of messages, of rows, or of whatever holds the licence (cancel, reconcile).
 --
 -- KEYS[i]  shard prefix of item i
--- ARGV     per item ITEM arguments, and end (delivered, digested, expired, dropped, parked), reason or -,
+-- ARGV     classes; per item ITEM arguments, and end (delivered, digested, expired, dropped, parked), reason or -,
 --          from (own: the message or row that the item says | any: whoever holds the licence |
 --          cancel: the same, but what is parked stays)
 -- Reply    {now (us), then per item: code, seq}
 --          messages and any: "booked" | "gone";  rows: "ended" | "parked"
 
 local EXTRA = 3
+local head = after_classes()
 local reply = { int(now) }
 
 for i, P in ipairs(KEYS) do
-  local at = 1 + (i - 1) * (ITEM + EXTRA)
+  local at = head + (i - 1) * (ITEM + EXTRA)
   local item = item_at(P, at)
   local what, reason, from = ARGV[at + ITEM], ARGV[at + ITEM + 1], ARGV[at + ITEM + 2]
   local any = from ~= 'own'

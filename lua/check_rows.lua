@@ -3,12 +3,13 @@
 -- Before rows are sent to a channel outside: have they ended, are they parked, have they expired?
 --
 -- KEYS[i]  shard prefix of item i
--- ARGV     per item ITEM arguments, and interval (us between two grants of this user)
+-- ARGV     classes; per item ITEM arguments, and interval (us between two grants of this user)
 -- Reply    {now (us), then per item: code, number}
 --          code "go" seq | "ended" seq | "parked" seq | "keep" retry (us; an earlier one waits)
 
 local EXTRA = 1
 
+local head = after_classes()
 local reply = { int(now) }
 local ahead = {}  -- per user: how many of the lowest waiting seqs this call has let through; they go together
 
@@ -27,14 +28,14 @@ local function waits(item, e)
 end
 
 for i, P in ipairs(KEYS) do
-  local item = item_at(P, 1 + (i - 1) * (ITEM + EXTRA))
+  local item = item_at(P, head + (i - 1) * (ITEM + EXTRA))
   local e, code = row_head(item)
   local number
   if e and e.expires > 0 and e.expires <= now then
     book(item, e, 'expired')
     code = 'ended'
   elseif e and waits(item, e) then
-    local interval = tonumber(ARGV[i * (ITEM + EXTRA)])
+    local interval = tonumber(ARGV[head - 1 + i * (ITEM + EXTRA)])
     code, number = 'keep', defer(item, e, 'order', interval, interval, i)
   end
   reply[#reply + 1] = code or 'go'

@@ -3,48 +3,68 @@
 -- Delivers to feeds: licence, deadline, order, then feed entry, push and booked end, all in one step.
 --
 -- KEYS[i]  shard prefix of item i
--- ARGV     feed length (entries), feed life (s); then per item ITEM arguments, and
+-- ARGV     classes, each with notification_id and category as JSON; feed length (entries), feed life (s); then per item
+--          ITEM arguments, and
 --          granted (us, limiter's clock), deadline (us, this server's clock; 0 none), interval (us between two
---          grants of this user), notification_id as JSON, category as JSON,
---          members (1; k > 1: this item and the next k - 1, rows in seq order, are one digest for one grant),
---          folded (empty, or what was folded into this row before, a line each: how many, when the first was accepted
---          (us), then their ids as JSON, oldest first)
+--          grants of this user),
+--          digest: empty, or lines: members (k > 1: this item and the next k - 1, rows in seq order, are one digest for
+--          one grant), and if others were folded into this row before: how many, when the first was accepted (us),
+--          then their ids as JSON, oldest first
 -- Reply    {now (us), then per item: code, number (us or seq)}
 --          messages: "delivered" seq | "gone" | "expired" | "late" | "deferred" retry (an earlier one waits)
 --          rows: "ended" seq (delivered, expired, or ended before) | "digested" seq | "parked" | "late" | "keep" retry
 
-local EXTRA = 7
+local EXTRA = 4
 local MAX_IDS = 100  -- in one digest object; the newest ones
-local feed_length, feed_ttl_s = ARGV[1], ARGV[2]
+local head = after_classes()
+local feed_length, feed_ttl_s = ARGV[head], tonumber(ARGV[head + 1])
+local items_at = head + 2
+local refresh_ms = feed_ttl_s * 1000 / 64  -- a feed's expiry is put off once in such a while, not at every entry
 local reply = { int(now) }
+local delivered = 0
 
 local function seconds(us)
-  return string.format('%.0f.%06.0f', math.floor(us / 1000000), us % 1000000)
+  return string.format('%.6f', us / 1000000)
 end
 
-local function push(item, e, granted, id_json, category_json, digest)
+local function push(item, e, granted, digest)
   local feed = item.P .. 'feed:' .. item.user
   local last = redis.call('XREVRANGE', feed, '+', '-', 'COUNT', 1)[1]
-  local frame = '"notification_id":' .. id_json .. ',"seq":' .. int(e.seq) .. ',"category":' .. category_json ..
-    ',"accepted_at":' .. seconds(e.accepted) .. ',"granted_at":' .. seconds(granted) .. ',"payload":' .. item.body ..
-    (digest and ',"digest":' .. digest or '') .. '}'
+  local frame = string.format('"notification_id":%s,"seq":%.0f,"category":%s,"accepted_at":%.6f,"granted_at":%.6f,',
+    ARGV[item.own], e.seq, ARGV[item.own + 1], e.accepted / 1000000, granted / 1000000) ..
+    '"payload":' .. item.body .. (digest and ',"digest":' .. digest or '') .. '}'
   local entry = redis.call('XADD', feed, 'MAXLEN', feed_length, '*', 'f', frame)
-  redis.call('EXPIRE', feed, feed_ttl_s)
-  redis.call('PUBLISH', feed, entry .. ' ' .. (last and last[1] or '0-0') .. ' {"id":"' .. entry .. '",' .. frame)
+  last = last and last[1] or '0-0'
+  local last_ms, now_ms = tonumber(string.match(last, '^%d+')), now / 1000
+  if math.floor(last_ms / refresh_ms) ~= math.floor(now_ms / refresh_ms) then
+    redis.call('EXPIRE', feed, math.ceil(feed_ttl_s * 65 / 64))
+  end
+  redis.call('PUBLISH', feed, entry .. ' ' .. last .. ' {"id":"' .. entry .. '",' .. frame)
   return entry
+end
+
+-- How many rows this item begins a digest of, and what was folded into it: lines.
+local function digest_at(at)
+  local text = ARGV[at + ITEM + 3]
+  if text == '' then
+    return 1, ''
+  end
+  local members, folded = string.match(text, '^(%d+)\n?(.*)$')
+  return tonumber(members), folded
 end
 
 -- The digest object of these members, oldest first, or nil where a single one stands for itself alone.
 local function digest_of(members)
   local total, first, newest = 0, nil, {}
   for n = #members, 1, -1 do
-    local e, at, lines = members[n].e, members[n].at, {}
-    for line in string.gmatch(ARGV[at + ITEM + 6], '[^\n]+') do
+    local e, lines = members[n].e, {}
+    local _, folded = digest_at(members[n].at)
+    for line in string.gmatch(folded, '[^\n]+') do
       lines[#lines + 1] = line
     end
     total = total + 1 + (tonumber(lines[1]) or 0)
     first = math.min(first or e.accepted, e.accepted, tonumber(lines[2]) or e.accepted)
-    newest[#newest + 1] = ARGV[at + ITEM + 3]
+    newest[#newest + 1] = ARGV[members[n].item.own]
     for k = #lines, 3, -1 do
       newest[#newest + 1] = lines[k]
     end
@@ -91,9 +111,14 @@ local function single(P, at)
   if not e then
     answer(gone or 'gone')
   elseif ready(item, e, at) then
-    local object = ARGV[at + ITEM + 6] ~= '' and digest_of({ { e = e, at = at } }) or nil
-    local entry = push(item, e, tonumber(ARGV[at + ITEM]), ARGV[at + ITEM + 3], ARGV[at + ITEM + 4], object)
-    book(item, e, 'delivered', entry)
+    local object = ARGV[at + ITEM + 3] ~= '' and digest_of({ { item = item, e = e, at = at } }) or nil
+    local entry = push(item, e, tonumber(ARGV[at + ITEM]), object)
+    if item.row then
+      book(item, e, 'delivered', entry)
+    else
+      let_go(item, e, 'delivered', entry)
+      delivered = delivered + 1
+    end
     answer(item.row and 'ended' or 'delivered', e.seq)
   end
 end
@@ -102,7 +127,7 @@ end
 local function digest(first, members, stride)
   local live, codes = {}, {}
   for k = 0, members - 1 do
-    local at = 3 + (first - 1 + k) * stride
+    local at = items_at + (first - 1 + k) * stride
     local item = item_at(KEYS[first + k], at)
     local e, gone = row_head(item)
     if e and e.expires > 0 and e.expires <= now then
@@ -128,8 +153,7 @@ local function digest(first, members, stride)
     end
     if not late and not waits then
       local object = digest_of(live)
-      local at = carrier.at
-      local entry = push(carrier.item, carrier.e, tonumber(ARGV[at + ITEM]), ARGV[at + ITEM + 3], ARGV[at + ITEM + 4], object)
+      local entry = push(carrier.item, carrier.e, tonumber(ARGV[carrier.at + ITEM]), object)
       for _, member in ipairs(live) do
         local is_carrier = member == carrier
         book(member.item, member.e, is_carrier and 'delivered' or 'digested', entry)
@@ -144,13 +168,16 @@ end
 
 local i, stride = 1, ITEM + EXTRA
 while i <= #KEYS do
-  local at = 3 + (i - 1) * stride
-  local members = tonumber(ARGV[at + ITEM + 5])
+  local at = items_at + (i - 1) * stride
+  local members = digest_at(at)
   if members > 1 then
     digest(i, members, stride)
   else
     single(KEYS[i], at)
   end
   i = i + members
+end
+if delivered > 0 then
+  count(KEYS[1], 'delivered', delivered)  -- in one shard for all: only the sums over the shards are ever read
 end
 return reply

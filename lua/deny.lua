@@ -3,7 +3,7 @@
 -- Denies: moves the licence to :deferred, or back to its row, and says when it may be tried again.
 --
 -- KEYS[i]  shard prefix of item i
--- ARGV     max waiting (per user and channel), max deferred (per shard); then per item ITEM arguments, and
+-- ARGV     classes; max waiting (per user and channel), max deferred (per shard); then per item ITEM arguments, and
 --          reason, wait (us), interval (us between two grants), attempts (at the channel so far),
 --          folds (1: it has a collapse key; too many of those are folded in the table instead of dropped)
 -- Reply    {now (us), then per item: code, retry (us)}
@@ -11,11 +11,12 @@
 --          rows: "keep" retry | "ended" | "parked"
 
 local EXTRA = 5
-local max_waiting, max_deferred = tonumber(ARGV[1]), tonumber(ARGV[2])
+local head = after_classes()
+local max_waiting, max_deferred = tonumber(ARGV[head]), tonumber(ARGV[head + 1])
 local reply = { int(now) }
 
 for i, P in ipairs(KEYS) do
-  local at = 3 + (i - 1) * (ITEM + EXTRA)
+  local at = head + 2 + (i - 1) * (ITEM + EXTRA)
   local item = item_at(P, at)
   local reason, wait, interval = ARGV[at + ITEM], tonumber(ARGV[at + ITEM + 1]), tonumber(ARGV[at + ITEM + 2])
   local e, code, retry
@@ -32,10 +33,10 @@ for i, P in ipairs(KEYS) do
     code = 'dropped'
   elseif e then
     e.attempts, e.claimed = tonumber(ARGV[at + ITEM + 3]), 0
-    retry = defer(item, e, reason, wait, interval, i)
     if not item.row and e.attempts > 0 then  -- the meta now says why it failed
-      redis.call('HSET', P .. 'bodies', item.id, item.meta .. '\n' .. item.body)
+      keep_body(item)
     end
+    retry = defer(item, e, reason, wait, interval, i)
     code = item.row and 'keep' or 'deferred'
   end
   reply[#reply + 1] = code

@@ -4,11 +4,12 @@
 -- were has been written into its row before, so that its digest will tell of them.
 --
 -- KEYS[i]  shard prefix of item i
--- ARGV     per item ITEM arguments; rows in seq order, the last is the one that stays
+-- ARGV     classes; per item ITEM arguments; rows in seq order, the last is the one that stays
 -- Reply    {now (us), then per item: code, 0}; code "ended" | "parked" | "keep" (the last; all, if the last has ended)
 
+local head = after_classes()
 local reply = { int(now) }
-local last = item_at(KEYS[#KEYS], 1 + (#KEYS - 1) * ITEM)
+local last = item_at(KEYS[#KEYS], head + (#KEYS - 1) * ITEM)
 local carrier, gone = row_head(last)
 if carrier and carrier.expires > 0 and carrier.expires <= now then
   book(last, carrier, 'expired')
@@ -16,7 +17,7 @@ if carrier and carrier.expires > 0 and carrier.expires <= now then
 end
 
 for i = 1, #KEYS do
-  local item, code = item_at(KEYS[i], 1 + (i - 1) * ITEM), 'keep'
+  local item, code = item_at(KEYS[i], head + (i - 1) * ITEM), 'keep'
   if i == #KEYS then
     code = gone or 'keep'
   elseif carrier then

@@ -13,11 +13,14 @@
 -- Entry: "place parked priority queue seq accepted expires due starts claimed mark_ms retry attempts reason";
 --   place Q (broker), D (deferred), H (a row holds it); priority and queue c|n|b; times in us, 0 is none.
 --
--- Every item begins with ITEM arguments:
---   id, user (tails of keys), kind (m message | r row), accepted (us), life (us), priority (c|n|b), ttl (us),
---   due (us), mark_ms, meta, body, epoch
+-- ARGV     classes, fields: how many classes there are, and how many fields each has (CLASS, and the script's own)
+--          per class: kind (m message | r row), life (us), priority (c|n|b), ttl (us), due (us), mark_ms, meta, body:
+--            what items have in common, said once however many there are
+--          the script's own arguments, then per item ITEM arguments:
+--          id, user (tails of keys), class, accepted (us), epoch; then the script's own
 
-local ITEM = 12
+local CLASS = 8
+local ITEM = 5
 local MAX_STARTS = 5
 local SEQ_TTL_S = 7776000
 local UNORDERED = { scheduled = true, delivery_failed = true, breaker_open = true, quiet_hours = true, poison = true }
@@ -29,36 +32,59 @@ local function int(x)
   return string.format('%.0f', x)
 end
 
-local function item_at(P, at)
-  return {
-    P = P, id = ARGV[at], user = ARGV[at + 1], row = ARGV[at + 2] == 'r', accepted = tonumber(ARGV[at + 3]),
-    life = tonumber(ARGV[at + 4]), priority = ARGV[at + 5], ttl = tonumber(ARGV[at + 6]),
-    due = tonumber(ARGV[at + 7]), mark_ms = ARGV[at + 8], meta = ARGV[at + 9], body = ARGV[at + 10],
-    epoch = ARGV[at + 11],
-  }
+-- Where in ARGV the arguments begin that come after the classes.
+local function after_classes()
+  return 3 + ARGV[1] * ARGV[2]
 end
+
+local classes = {}
+
+local function class_of(n)
+  local class = classes[n]
+  if not class then
+    local at = 3 + (n - 1) * ARGV[2]
+    class = {
+      row = ARGV[at] == 'r', life = tonumber(ARGV[at + 1]), priority = ARGV[at + 2], ttl = tonumber(ARGV[at + 3]),
+      due = tonumber(ARGV[at + 4]), mark_ms = ARGV[at + 5], meta = ARGV[at + 6], body = ARGV[at + 7],
+      own = at + CLASS,
+    }
+    class.__index = class
+    classes[n] = class
+  end
+  return class
+end
+
+local function item_at(P, at)
+  return setmetatable({
+    P = P, id = ARGV[at], user = ARGV[at + 1], accepted = tonumber(ARGV[at + 3]), epoch = ARGV[at + 4],
+  }, class_of(ARGV[at + 2]))
+end
+
+local ENTRY = '^' .. string.rep('(%S+) ', 13) .. '(%S+)$'
 
 local function load(item)
   local text = redis.call('HGET', item.P .. 'ledger', item.id)
   if not text then
     return nil
   end
-  local f, n = {}, 0
-  for word in string.gmatch(text, '%S+') do
-    n = n + 1
-    f[n] = word
-  end
+  local place, parked, priority, queue, seq, accepted, expires, due, starts, claimed, mark_ms, retry, attempts, reason =
+    string.match(text, ENTRY)
   return {
-    place = f[1], parked = f[2] == '1', priority = f[3], queue = f[4], seq = tonumber(f[5]), accepted = tonumber(f[6]),
-    expires = tonumber(f[7]), due = tonumber(f[8]), starts = tonumber(f[9]), claimed = tonumber(f[10]),
-    mark_ms = f[11], retry = tonumber(f[12]), attempts = tonumber(f[13]), reason = f[14],
+    place = place, parked = parked == '1', priority = priority, queue = queue, seq = tonumber(seq),
+    accepted = tonumber(accepted), expires = tonumber(expires), due = tonumber(due), starts = tonumber(starts),
+    claimed = tonumber(claimed), mark_ms = mark_ms, retry = tonumber(retry), attempts = tonumber(attempts),
+    reason = reason,
   }
 end
 
 local function save(item, e)
-  redis.call('HSET', item.P .. 'ledger', item.id, table.concat({
-    e.place, e.parked and '1' or '0', e.priority, e.queue, int(e.seq), int(e.accepted), int(e.expires), int(e.due),
-    int(e.starts), int(e.claimed), e.mark_ms, int(e.retry), int(e.attempts), e.reason }, ' '))
+  redis.call('HSET', item.P .. 'ledger', item.id, string.format(
+    '%s %s %s %s %.0f %.0f %.0f %.0f %.0f %.0f %s %.0f %.0f %s', e.place, e.parked and '1' or '0', e.priority, e.queue,
+    e.seq, e.accepted, e.expires, e.due, e.starts, e.claimed, e.mark_ms, e.retry, e.attempts, e.reason))
+end
+
+local function keep_body(item)
+  redis.call('HSET', item.P .. 'bodies', item.id, item.meta .. '\n' .. item.body)
 end
 
 local function count(P, what, n)
@@ -77,12 +103,28 @@ local function next_seq(item)
   if seq == 1 then  -- new, or expired: it must not restart below what still waits
     local last = redis.call('ZREVRANGE', item.P .. 'waiting:' .. item.user, 0, 0)[1]
     if last then
-      seq = tonumber(last) + 1
+      seq = last + 1
       redis.call('SET', key, int(seq))
     end
   end
-  redis.call('EXPIRE', key, SEQ_TTL_S)
+  if redis.call('TTL', key) < SEQ_TTL_S / 2 then  -- reading is cheaper than writing, which goes to the AOF
+    redis.call('EXPIRE', key, SEQ_TTL_S)
+  end
   return seq
+end
+
+-- Is this arrival within the user's own limit (emission us a token, 0 none; tolerance us)? Counts it if so.
+local function within_limit(item, emission, tolerance)
+  if emission == 0 then
+    return true
+  end
+  local key = item.P .. 'meter:' .. item.user
+  local tat = math.max(tonumber(redis.call('GET', key)) or 0, now) + emission
+  if tat - now > tolerance then
+    return false
+  end
+  redis.call('SET', key, int(tat), 'PX', math.ceil((tat - now) / 1000))
+  return true
 end
 
 -- Its slot among those that wait: its rank by seq. Denied in order, that is the set's size; denied out of order (several
@@ -113,24 +155,34 @@ local function hold_in_row(item, e)
   redis.call('HDEL', item.P .. 'bodies', item.id)
 end
 
--- Gives the identity its licence. where: 'Q', or 'H' for a row. Returns the entry.
-local function accept(item, where, queue, interval, offset)
-  count(item.P, 'accepted')
-  local due = item.due > now and item.due or 0
+-- Are there too many already? `folds`: it has a collapse key, so it can be folded into another one in the table.
+local function too_many(item, folds, max_waiting, max_deferred)
+  return redis.call('ZCARD', item.P .. 'deferred') >= max_deferred or
+    not folds and redis.call('ZCARD', item.P .. 'waiting:' .. item.user) >= max_waiting
+end
+
+-- Gives the identity its licence, without counting it. where: 'Q', or 'H' for a row. emission, tolerance: the arrival
+-- meter; interval: between two grants, where it has to wait behind others; full: are too many there for it to wait?
+-- Returns the entry, with `full` set where it has to be dropped.
+local function admit(item, where, emission, tolerance, interval, offset, full)
+  local within, seq = within_limit(item, emission, tolerance), next_seq(item)
+  local accepted, due = item.accepted > 0 and item.accepted or now, item.due > now and item.due or 0
   local e = {
-    place = where, parked = false, priority = item.priority, queue = queue or item.priority, seq = next_seq(item),
-    accepted = item.accepted > 0 and item.accepted or now, due = due, starts = 0, claimed = 0,
-    expires = item.ttl > 0 and math.max(item.accepted > 0 and item.accepted or now, item.due) + item.ttl or 0,
+    -- Arrivals beyond the user's own limit must not queue ahead of others.
+    place = where, parked = false, priority = item.priority, queue = within and item.priority or 'b', seq = seq,
+    accepted = accepted, due = due, starts = 0, claimed = 0,
+    expires = item.ttl > 0 and math.max(accepted, item.due) + item.ttl or 0,
     mark_ms = item.mark_ms, retry = 0, attempts = 0, reason = '-',
   }
   if where == 'Q' then
-    redis.call('HSET', item.P .. 'bodies', item.id, item.meta .. '\n' .. item.body)
+    keep_body(item)
     local blocks = item.priority ~= 'c' and redis.call('EXISTS', item.P .. 'waiting:' .. item.user) == 1
     if due > 0 or blocks then
+      e.full = full and full()
       e.reason = due > 0 and 'scheduled' or 'order'
       e.retry = due > 0 and due or now + slot(item, e, item.priority ~= 'b') * interval
       e.place = 'D'
-      hold_in_deferred(item, e, offset or 0)
+      hold_in_deferred(item, e, offset)
     else
       redis.call('ZADD', item.P .. 'queued:' .. e.queue, int(now), item.id)
     end
@@ -139,10 +191,10 @@ local function accept(item, where, queue, interval, offset)
   return e
 end
 
--- Are there too many already? `folds`: it has a collapse key, so it can be folded into another one in the table.
-local function too_many(item, folds, max_waiting, max_deferred)
-  return redis.call('ZCARD', item.P .. 'deferred') >= max_deferred or
-    not folds and redis.call('ZCARD', item.P .. 'waiting:' .. item.user) >= max_waiting
+-- A message or row that no producer of ours, or a ledger since lost, had accepted.
+local function accept(item, where, interval)
+  count(item.P, 'accepted')
+  return admit(item, where, 0, 0, interval or 0, 0)
 end
 
 -- Head of every script about a message. Returns the entry if it may act, else nil: ended, stale, or somebody else's.
@@ -155,7 +207,7 @@ local function message_head(item, interval)
     if item.accepted > 0 and now - item.accepted >= item.life then
       return nil
     end
-    e = accept(item, 'Q', nil, interval or 0)
+    e = accept(item, 'Q', interval)
   end
   if e.place ~= 'Q' then
     return nil
@@ -189,28 +241,38 @@ local function blocked(item, e)
   return lowest and tonumber(lowest) < e.seq
 end
 
--- Books an end; the caller has found the licence.
-local function book(item, e, what, entry_id)
+-- Books an end, without counting it; the caller has found the licence.
+local function let_go(item, e, what, entry_id)
   local P, id = item.P, item.id
-  leave_queue(item, e)
-  redis.call('ZREM', P .. 'waiting:' .. item.user, int(e.seq))
+  if e.place == 'Q' then  -- never denied, so it is neither in waiting nor in :deferred
+    leave_queue(item, e)
+  else
+    redis.call('ZREM', P .. 'waiting:' .. item.user, int(e.seq))
+    redis.call('ZREM', P .. 'deferred', id)
+  end
+  redis.call('HDEL', P .. 'ledger', id)
+  redis.call('HDEL', P .. 'bodies', id)
+  redis.call('SET', P .. 'done:' .. id, string.format('%s %.0f %.0f ', what, now, e.seq) .. (entry_id or '-'),
+    'PX', e.mark_ms)
+end
+
+-- Books an end, or parks.
+local function book(item, e, what, entry_id)
+  local P = item.P
   if what == 'parked' then
+    redis.call('ZREM', P .. 'waiting:' .. item.user, int(e.seq))
     count(P, 'parked')
     e.parked = true
     if item.row then
       hold_in_row(item, e)
     elseif e.place ~= 'D' then
-      redis.call('HSET', P .. 'bodies', id, item.meta .. '\n' .. item.body)  -- the meta may say why it failed
+      keep_body(item)  -- the meta may say why it failed
       hold_in_deferred(item, e, 0)
     end
     save(item, e)
     return
   end
-  if e.place == 'D' or item.row then
-    redis.call('ZREM', P .. 'deferred', id)
-  end
-  redis.call('HDEL', P .. 'ledger', id)
-  redis.call('HDEL', P .. 'bodies', id)
+  let_go(item, e, what, entry_id)
   count(P, what)
   if item.row and what == 'delivered' then
     count(P, 'replayed')
@@ -218,8 +280,6 @@ local function book(item, e, what, entry_id)
   if e.parked then
     count(P, 'parked', -1)
   end
-  redis.call('SET', P .. 'done:' .. id, what .. ' ' .. int(now) .. ' ' .. int(e.seq) .. ' ' .. (entry_id or '-'),
-    'PX', e.mark_ms)
 end
 
 -- Moves the licence to :deferred (message) or to the row. Returns when it may be tried again (us).

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from json.encoder import encode_basestring_ascii as json_string
 from typing import Any, TypeVar
 
@@ -16,7 +16,8 @@ from redis import Redis
 
 from notifier.licence import Accepted, Counts, Deferred, Denial, End, Grant, HeldRow, Reply, RowReply
 from notifier.notification import Identity, Notification, Priority
-from notifier.redis.keys import ALL_PREFIXES, identity_part, parse_identity, prefix_of, user_part
+from notifier.redis.items import Items
+from notifier.redis.keys import ALL_PREFIXES, identity_part, parse_identity, prefix_of
 from notifier.redis.scripts import Argument, script
 from notifier.redis.state import call
 from notifier.settings import Settings
@@ -29,6 +30,7 @@ UNLEDGERED_LIFE_S = 86_400
 MARK_MARGIN_S = 60
 DEADLINE_US = 2_000_000  # a grant is good for this long
 T = TypeVar("T")
+Own = Callable[[Notification], tuple[Argument, ...]]  # the fields that a script adds to a class
 _LETTER = {Priority.CRITICAL: "c", Priority.NORMAL: "n", Priority.BULK: "b"}
 _PRIORITY = {letter: priority for priority, letter in _LETTER.items()}
 
@@ -39,6 +41,7 @@ class Ledger:
     def __init__(self, client: Redis, settings: Settings) -> None:
         self.client = client
         self._settings = settings
+        self._default_ttl_us = int(settings.default_ttl * 1_000_000)
         self._clock_offset_us: int | None = (
             None  # state Redis time minus this process's monotonic time, never too large
         )
@@ -73,13 +76,10 @@ class Ledger:
         """Give each its licence and say where it goes."""
         accepted: list[Accepted] = []
         for chunk in _chunks(notifications):
-            arguments: list[Argument] = [secrets.token_hex(8), *self._most()]
+            items = Items()
             for n in chunk:
-                limit = self._settings.user_limit_of(n.channel)
-                metered = not (limit.off or limit.blocks)
-                arguments += self._item(n)
-                arguments += [limit.emission_us * metered, limit.tolerance_us * metered, int(bool(n.collapse_key))]
-            reply = self._run("accept", chunk, arguments)
+                self._add(items, n, own=self._metered)
+            reply = self._run("accept", items, [secrets.token_hex(8), *self._most()])
             accepted += [
                 Accepted(
                     status.decode(), _PRIORITY.get(queue.decode(), Priority.NORMAL), seq, int(reply[0]), epoch.decode()
@@ -92,14 +92,11 @@ class Ledger:
 
     def begin(self, messages: Sequence[Message], *, lease_us: int = 0) -> list[Reply]:
         """Codes: go, gone, expired, parked; blocked with a lease, which claims. Counts a start of what comes again."""
-        return self._messages("begin", messages, [[int(m.again), lease_us] for m in messages])
+        return self._messages("begin", messages, [(int(m.again),) for m in messages], (lease_us,))
 
     def deliver(self, messages: Sequence[Message], grants: Sequence[Grant]) -> list[Reply]:
         """To feeds. Codes: delivered, gone, expired, late, deferred."""
-        extras: list[list[Argument]] = [
-            [*g, *_frame(m.notification), 1, ""] for m, g in zip(messages, grants, strict=True)
-        ]
-        return self._messages("deliver", messages, extras, self._feed())
+        return self._messages("deliver", messages, [(*grant, "") for grant in grants], self._feed(), own=_frame)
 
     def deny(self, messages: Sequence[Message], denials: Sequence[Denial]) -> list[Reply]:
         """Codes: deferred, gone, expired, dropped (too many wait, and it cannot fold into another)."""
@@ -109,7 +106,7 @@ class Ledger:
 
     def book(self, messages: Sequence[Message], end: End, reason: str = "-", errors: Sequence[str] = ()) -> list[Reply]:
         """Codes: booked, gone. `errors` go into the rows of those that park."""
-        return self._messages("book", messages, [[end, reason, "own"]] * len(messages), errors=errors)
+        return self._messages("book", messages, [(end, reason, "own")] * len(messages), errors=errors)
 
     # ---- rows
 
@@ -132,20 +129,20 @@ class Ledger:
         """
         replies: list[RowReply] = []
         rows: list[HeldRow] = []
-        extras: list[list[Argument]] = []
+        extras: list[Sequence[Argument]] = []
         for k, (group, grant) in enumerate(zip(groups, grants, strict=True)):
             if len(rows) + len(group) > CHUNK:
                 replies += self._rows("deliver", rows, extras, self._feed(), "order")
                 rows, extras = [], []
             for place, row in enumerate(group):
-                members = len(group) if place == 0 else 1
+                members, lines = len(group) if place == 0 else 1, folded[k][place] if folded else ""
                 rows.append(row)
-                extras.append([*grant, *_frame(row.notification), members, folded[k][place] if folded else ""])
+                extras.append((*grant, f"{members}\n{lines}" if members > 1 or lines else ""))
         return replies + self._rows("deliver", rows, extras, self._feed(), "order")
 
     def fold_rows(self, rows: Sequence[HeldRow]) -> list[RowReply]:
         """All but the last end as digested into the last, which is kept. If the last has ended, all are kept."""
-        return self._rows("fold", rows, [[]] * len(rows), chunk=len(rows))
+        return self._rows("fold", rows, [()] * len(rows), chunk=len(rows))
 
     def deny_rows(self, rows: Sequence[HeldRow], denials: Sequence[Denial]) -> list[RowReply]:
         """Back to their rows, to be tried again later."""
@@ -160,18 +157,18 @@ class Ledger:
     def book_rows(self, rows: Sequence[HeldRow], end: End | Sequence[End], reason: str = "-") -> list[RowReply]:
         """Ended or parked, all or each its own way; up to a hundred rows are booked in one step."""
         ends = [end] * len(rows) if isinstance(end, End) else end
-        return self._rows("book", rows, [[each, reason, "own"] for each in ends])
+        return self._rows("book", rows, [(each, reason, "own") for each in ends])
 
     def check_rows(self, rows: Sequence[HeldRow], intervals_us: Sequence[int]) -> list[RowReply]:
         """Before a channel outside: go, ended, parked, or keep (an earlier one waits)."""
-        return self._rows("check_rows", rows, [[interval_us] for interval_us in intervals_us], reason="order")
+        return self._rows("check_rows", rows, [(interval_us,) for interval_us in intervals_us], reason="order")
 
     # ---- whoever holds it
 
     def drop(self, identities: Sequence[Identity], reason: str, *, parked: bool = False) -> list[bool]:
         """Book as dropped whatever holds these; parked ones only if `parked`. True where one was dropped."""
         messages = [Message(Notification(i.user_id, "", i.notification_id, i.channel)) for i in identities]
-        extras = [[End.DROPPED, reason, "any" if parked else "cancel"]] * len(identities)
+        extras = [(End.DROPPED, reason, "any" if parked else "cancel")] * len(identities)
         return [reply.code == "booked" for reply in self._messages("book", messages, extras)]
 
     def cancel(self, identity: Identity) -> bool:
@@ -260,15 +257,14 @@ class Ledger:
         extras: Sequence[Sequence[Argument]],
         head: Sequence[Argument] = (),
         errors: Sequence[str] = (),
+        own: Own | None = None,
     ) -> list[Reply]:
         replies: list[Reply] = []
         for start in range(0, len(messages), CHUNK):
-            chunk = messages[start : start + CHUNK]
-            arguments = list(head)
-            for k, message in enumerate(chunk, start):
-                arguments += self._item(message.notification, message, error=errors[k] if errors else "")
-                arguments += extras[k]
-            reply = self._run(name, [m.notification for m in chunk], arguments)
+            items = Items()
+            for k, message in enumerate(messages[start : start + CHUNK], start):
+                self._add(items, message.notification, message, errors[k] if errors else "", own, extras[k])
+            reply = self._run(name, items, head)
             replies += [Reply(code.decode(), int(n)) for code, n in zip(reply[1::2], reply[2::2], strict=True)]
         return replies
 
@@ -283,34 +279,47 @@ class Ledger:
     ) -> list[RowReply]:
         replies: list[RowReply] = []
         for start in range(0, len(rows), max(1, chunk)):
-            part = rows[start : start + chunk]
-            arguments = list(head)
-            for k, row in enumerate(part, start):
+            items = Items()
+            for k, row in enumerate(rows[start : start + chunk], start):
                 n = row.notification
                 ttl_us = max(1, row.expires_us - row.accepted_us) if row.expires_us else 0
-                arguments += [*_names(n), "r", row.accepted_us, LIFE_S * 1_000_000, _LETTER[n.priority], ttl_us, 0]
-                arguments += [self._mark_ms(n), "", n.body if name == "deliver" else "", row.epoch]
-                arguments += extras[k]
-            reply = self._run(name, [r.notification for r in part], arguments)
+                shared = ("r", LIFE_S * 1_000_000, _LETTER[n.priority], ttl_us, 0, self._mark_ms(n), "")
+                frame = (n.body, *_frame(n)) if name == "deliver" else ("",)
+                number = items.known((shared, frame)) or items.learn((shared, frame), (*shared, *frame))
+                items.add(n, number, row.accepted_us, row.epoch, extras[k])
+            reply = self._run(name, items, head)
             for code, number in zip(reply[1::2], reply[2::2], strict=True):
                 action = "ended" if code == b"digested" else code.decode()
                 kept = action == "keep"
                 replies.append(RowReply(action, int(number) if kept else 0, reason if kept else ""))
         return replies
 
-    def _item(self, n: Notification, message: Message | None = None, error: str = "") -> list[Argument]:
+    def _add(
+        self,
+        items: Items,
+        n: Notification,
+        message: Message | None = None,
+        error: str = "",
+        own: Own | None = None,
+        extra: Sequence[Argument] = (),
+    ) -> None:
+        """One message; `own` gives the fields that the script adds to a class, `extra` those it adds to an item."""
         unledgered = message is not None and message.unledgered
-        accepted_us = message.accepted_us if message else 0
-        life_s = UNLEDGERED_LIFE_S if unledgered else LIFE_S
-        mark_ms = (UNLEDGERED_LIFE_S + MARK_MARGIN_S) * 1000 if unledgered else self._mark_ms(n)
-        return [
-            *_names(n), "m", accepted_us, life_s * 1_000_000, _LETTER[n.priority], n.ttl_us or self._default_ttl_us,
-            n.not_before_us, mark_ms, pack_meta(n, error), n.body, message.epoch if message else "",
-        ]  # fmt: skip
+        alike = (n.body, n.notification_id, n.channel, n.category, n.priority, n.ttl_us, n.collapse_key,
+                 n.not_before_us, n.chosen, unledgered, error)  # fmt: skip
+        number = items.known(alike)
+        if not number:
+            life_s = UNLEDGERED_LIFE_S if unledgered else LIFE_S
+            mark_ms = (UNLEDGERED_LIFE_S + MARK_MARGIN_S) * 1000 if unledgered else self._mark_ms(n)
+            shared = ("m", life_s * 1_000_000, _LETTER[n.priority], n.ttl_us or self._default_ttl_us, n.not_before_us,
+                      mark_ms, pack_meta(n, error), n.body, *(own(n) if own else ()))  # fmt: skip
+            number = items.learn(alike, shared)
+        items.add(n, number, message.accepted_us if message else 0, message.epoch if message else "", extra)
 
-    @property
-    def _default_ttl_us(self) -> int:
-        return int(self._settings.default_ttl * 1_000_000)
+    def _metered(self, n: Notification) -> tuple[Argument, ...]:
+        limit = self._settings.user_limit_of(n.channel)
+        metered = not (limit.off or limit.blocks)
+        return limit.emission_us * metered, limit.tolerance_us * metered, int(bool(n.collapse_key))
 
     def _mark_ms(self, n: Notification) -> int:
         window_s = self._settings.dedupe_window if n.chosen else 0
@@ -322,9 +331,9 @@ class Ledger:
     def _most(self) -> list[Argument]:
         return [self._settings.max_waiting, self._settings.max_deferred]
 
-    def _run(self, name: str, notifications: Sequence[Notification], arguments: Sequence[Argument]) -> Any:
-        keys = [prefix_of(n.user_id) for n in notifications]
-        reply = call(lambda: script(name).run(self.client, keys, arguments))
+    def _run(self, name: str, items: Items, head: Sequence[Argument]) -> Any:
+        arguments = items.arguments(head)
+        reply = call(lambda: script(name).run(self.client, items.keys, arguments))
         self._heard(int(reply[0]))
         return reply
 
@@ -343,16 +352,12 @@ def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
         yield items[start : start + CHUNK]
 
 
-def _names(n: Notification) -> tuple[str, str]:
-    return identity_part(n.identity), user_part(n.user_id, n.channel)
-
-
-def _frame(n: Notification) -> tuple[str, str]:
+def _frame(n: Notification) -> tuple[Argument, ...]:
     return json_string(n.notification_id), json_string(n.category)
 
 
-def _denial(n: Notification, d: Denial) -> list[Argument]:
-    return [d.reason, d.wait_us, d.interval_us, d.attempts, int(bool(n.collapse_key))]
+def _denial(n: Notification, d: Denial) -> tuple[Argument, ...]:
+    return d.reason, d.wait_us, d.interval_us, d.attempts, int(bool(n.collapse_key))
 
 
 def _deferred(identity: Identity, epoch: str, entry: list[str], packed: str) -> Deferred:
