@@ -28,6 +28,9 @@ BEAT_S = 3.0  # without a sign of life, although asked for one, the listening co
 TIMEOUT_S = 3.0  # of connecting and of each read: nobody waits in person, and giving up early feeds a storm
 PAUSE_S = (0.05, 2.0)  # between attempts to connect: at first, at most
 
+# A transport of uvloop that has been closed answers a write with a RuntimeError.
+_LOST = (RedisError, OSError, TimeoutError, RuntimeError)
+
 _log = logging.getLogger(__name__)
 
 
@@ -87,11 +90,13 @@ class Hub:
             while True:
                 try:
                     await self._listen()
-                except* (RedisError, OSError, TimeoutError) as group:
+                except* _LOST as group:
                     if self.connected or not self._warned:
                         pause_s, self._warned = PAUSE_S[0], True
                         reason = type(group.exceptions[0]).__name__
                         _log.warning("no connection to state Redis (%s): clients wait until it is back", reason)
+                except* Exception:  # whatever it was: a gateway that is alive and deaf would be worse
+                    _log.exception("listening to state Redis failed; trying again")
                 self.connected = False
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1))  # noqa: S311
                 pause_s = min(2 * pause_s, PAUSE_S[1])
@@ -157,7 +162,7 @@ class Hub:
         async with self._reading:
             try:
                 return await command()
-            except (RedisError, OSError, TimeoutError) as error:
+            except _LOST as error:
                 raise StateUnavailable(f"state Redis: {type(error).__name__}") from None
 
     def _post(self, feed: Feed | None, *command: str) -> None:
@@ -187,7 +192,7 @@ class Hub:
                 tasks.create_task(self._transmit(connection))
                 tasks.create_task(self._watch())
         finally:
-            with contextlib.suppress(RedisError, OSError):
+            with contextlib.suppress(*_LOST):
                 await connection.disconnect(nowait=True)
 
     async def _receive(self, connection: Any) -> None:
