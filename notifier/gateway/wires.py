@@ -56,11 +56,9 @@ class EventWire:
     async def close(self, code: int, reason: str) -> None:
         """A last event, and the end of the response."""
         text = json.dumps({"type": "close", "code": code, "reason": reason})
-        try:
-            await self._write(event_of(Message("", text, "close")))
-            await self._asgi_send({"type": "http.response.body", "body": b""})
-        finally:
-            self._ended.set()
+        await self._write(event_of(Message("", text, "close")))
+        await self._asgi_send({"type": "http.response.body", "body": b""})
+        self._ended.set()
 
     def abort(self) -> None:
         """Drop the connection with all that is unsent, where the server can."""

@@ -106,6 +106,24 @@ def test_event_stream_that_is_left_is_noticed(gateway: Running, writer: Writer, 
     eventually(lambda: online(redis, ["ann"]) == set())
 
 
+def test_event_stream_that_nobody_reads_is_let_go(
+    gateway: Running, writer: Writer, redis: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With all that it never took; the other tab of the same user is not delayed."""
+    writer._length = 1_000
+    frozen = Events(gateway, "ann")
+    frozen.event()
+    with gateway.connect("ann") as other:
+        receive(other)
+        for _ in range(200):
+            writer.send("ann", "x" * 50_000)
+        assert len(payloads(other, 200)) == 200
+    eventually(lambda: online(redis, ["ann"]) == set())
+    eventually(lambda: not gateway.server.server_state.connections)
+    frozen.close()
+    assert caplog.text == ""
+
+
 # Read marks
 
 
