@@ -38,12 +38,13 @@ def command(seconds: float, open_page: bool, keep: bool, as_json: bool) -> None:
 
     Exit code 0 only if nothing was lost, doubled, out of order or over the limit.
     """
-    from notifier.cli.signals import ended_by_signals
+    from notifier.cli.signals import ended_by_signals, ignore_signals
     from notifier.lab import demo
 
     with ended_by_signals(), ExitStack() as running:
         with _display() as say:
             installation = running.enter_context(demo.installed(say))
+            running.callback(ignore_signals)  # before anything is stopped
             if open_page and not webbrowser.open(installation.page):
                 click.echo(f"no browser to open; the live page: {installation.page}", err=True)
             result = installation.run(seconds, say)
@@ -51,8 +52,8 @@ def command(seconds: float, open_page: bool, keep: bool, as_json: bool) -> None:
         screen.print(_table(result))
         screen.print(_verdict(result))
         if keep:
-            click.echo(f"\neverything goes on running until Ctrl-C; the live page: {installation.page}", err=True)
-            installation.go_on()
+            text = f"\neverything goes on running until Ctrl-C; the live page: {installation.page}"
+            installation.go_on(lambda: click.echo(text, err=True))
     if as_json:
         emit_json(asdict(result))
     sys.exit(0 if result.ok else 1)

@@ -31,3 +31,9 @@ def undisturbed() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def ignore_signals() -> None:
+    """From now on, within ended_by_signals(): a second Ctrl-C must not leave half of it running."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)

@@ -22,9 +22,10 @@ from notifier.embedded.server import Server
 from notifier.gateway.auth import token_for
 from notifier.lab import account, stores
 from notifier.lab.controls import Controls, Switch
+from notifier.lab.member import Member
 from notifier.lab.servers import Servers
 from notifier.lab.sockets import Sockets
-from notifier.lab.stack import Member, Stack
+from notifier.lab.stack import Stack
 from notifier.lab.traffic import Traffic
 from notifier.licence import Counts
 from notifier.settings import Settings, raw_values
@@ -166,11 +167,12 @@ class Demo:
             self._look_for(ARRIVE_S, lambda: len(sockets.frames) >= booked, sockets, "counting", say)
             return self._result(sockets)
 
-    def go_on(self) -> None:
-        """Deliver again, until KeyboardInterrupt."""
-        for member in self._deliverers:
-            member.start()
+    def go_on(self, tell: Callable[[], None]) -> None:
+        """Deliver again, tell so, and end at KeyboardInterrupt."""
         with contextlib.suppress(KeyboardInterrupt):
+            for member in self._deliverers:
+                member.start()
+            tell()
             while True:
                 self._controls.tick()
                 time.sleep(LOOK_S)

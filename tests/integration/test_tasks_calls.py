@@ -189,7 +189,7 @@ def test_one_bad_recipient_refuses_the_whole_call(use: Use) -> None:
 @pytest.mark.parametrize("task", CALLS)
 def test_eager_mode_delivers_at_once(use: Use, valkey: Valkey, task: Any) -> None:
     app = use()
-    app.conf.task_always_eager = app.conf.task_eager_propagates = True
+    app.conf.task_always_eager = True
     result = task.delay(["anna"] if task is send_notifications else "anna", {"a": 1})
     assert payloads("anna") == [{"a": 1}]
     assert result.id
