@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -13,12 +14,12 @@ from notifier.channels import WEBSOCKET, Channel, Delivery, Failed, RetryAt
 from notifier.channels.attempts import attempt, backoff_s
 from notifier.channels.breaker import breakers
 from notifier.deadletters.digest import Folded, object_of, together
+from notifier.deadletters.line import Pace
 from notifier.deadletters.schema import Kept, Reason, Row
-from notifier.deadletters.store import Pace
 from notifier.errors import SettingsError
 from notifier.licence import Denial, End, Grant, RowReply
 from notifier.limits.verdict import Request, Verdict
-from notifier.notification import Identity
+from notifier.notification import Identity, Priority
 from notifier.settings import Settings
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Claimed:
         self.parked: list[Kept] = []
         self.kept: list[Kept] = []
         self.paces: dict[tuple[str, str], Pace] = {}
+        self._in_line: Counter[str] = Counter()
         self.granted = 0
         self.denied = 0
         self.limiter_down = False
@@ -89,31 +91,40 @@ class Claimed:
         never = [row for row, verdict in denied if math.isinf(verdict.interval_s)]
         self._park(never, Reason.RATE_LIMITED, "the limit is 0/s: none pass")
         left = [(row, verdict) for row, verdict in denied if not math.isinf(verdict.interval_s)]
-        denials = [
-            Denial(
-                wait_us=max(1, math.ceil(verdict.retry_after * 1e6)),
-                interval_us=int(verdict.interval_s * 1e6) or self._interval_us(row),
-                reason=REASONS.get(verdict.level or "user", Reason.RATE_LIMITED),
-            )
-            for row, verdict in left
-        ]
-        if not denials:
+        if not left:
             return
+        denials = [self._denial(row, verdict) for row, verdict in left]
         replies = self._ledger.deny_rows([row for row, _ in left], denials)
+        now_us = self._ledger.estimated_us()
         self.denied += len(replies)
         for (row, verdict), denial, reply in zip(left, denials, replies, strict=True):
-            self._settle(row, reply)
             if verdict.level == "unavailable":
                 self.limiter_down = True
-            elif reply.action == "keep":
-                self._pace_after(row, reply.retry_at_us, denial.interval_us)
+            elif reply.action == "keep" and row.priority != Priority.CRITICAL:
+                self._pace(row, verdict, denial)
+                if verdict.level != "channel":
+                    reply = reply._replace(retry_at_us=now_us)  # due, until it gets its place in line
+            self._settle(row, reply)
 
-    def _pace_after(self, row: Row, retry_at_us: int, interval_us: int) -> None:
-        """What else is due of this user follows the last one denied here."""
-        who = (row.user_id, row.channel)
-        base_us = retry_at_us + interval_us
-        if who not in self.paces or self.paces[who].base_us < base_us:
-            self.paces[who] = Pace(*who, base_us, interval_us)
+    def _denial(self, row: Row, verdict: Verdict) -> Denial:
+        wait_us = max(1, math.ceil(verdict.retry_after * 1e6))
+        interval_us = int(verdict.interval_s * 1e6) or self._interval_us(row)
+        if verdict.level == "channel":  # one queue over all users: a slot among the user's own rows would say nothing
+            wait_us += self._in_line[row.channel] * interval_us
+            self._in_line[row.channel] += 1
+            interval_us = 0
+        return Denial(wait_us, interval_us, REASONS.get(verdict.level or "user", Reason.RATE_LIMITED))
+
+    def _pace(self, row: Row, verdict: Verdict, denial: Denial) -> None:
+        """What else is due of this user, or of this whole channel, would be denied too."""
+        now_us = self._ledger.estimated_us()
+        if verdict.level == "channel":
+            interval_us = int(verdict.interval_s * 1e6)
+            pace = Pace("", row.channel, now_us + denial.wait_us + interval_us, interval_us)
+            self.paces["", row.channel] = pace  # behind the last one denied
+        else:
+            first = Pace(row.user_id, row.channel, now_us + denial.wait_us, denial.interval_us)
+            self.paces.setdefault((row.user_id, row.channel), first)
 
     def _interval_us(self, row: Row) -> int:
         limit = self._settings.user_limit_of(row.channel)

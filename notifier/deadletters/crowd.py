@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from sqlalchemy import Connection
 
 from notifier import metrics
-from notifier.deadletters import queries
+from notifier.deadletters import claiming, queries
+from notifier.deadletters.claiming import identities_of, keys_of, rows_of
 from notifier.deadletters.digest import DENIED, FOLDING, MAX_MEMBERS, fold, foldable
 from notifier.deadletters.schema import Kept, Reason, Row
-from notifier.deadletters.store import BATCH, CLAIM_S, Store, identities_of, keys_of, rows_of
+from notifier.deadletters.store import BATCH, Store
 from notifier.licence import Deferred
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Crowd:
         """Groups to fold. What each newest has to tell is in its row before any member ends."""
 
         def work(connection: Connection) -> list[list[Row]]:
-            values = {"user": user_id, "channel": channel, "limit": 2 * BATCH, "seconds": CLAIM_S}
+            values = {"user": user_id, "channel": channel, "limit": 2 * BATCH, "seconds": claiming.CLAIM_S}
             rows = rows_of(connection.execute(queries.CLAIM_FOLDABLE, values))
             groups = foldable(rows)
             members = [row.identity for group in groups for row in group]

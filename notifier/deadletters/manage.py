@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Select, TextClause, case, distinct, func, literal, select, tuple_
 
 from notifier.deadletters import queries
+from notifier.deadletters.claiming import keys_of
 from notifier.deadletters.schema import Kept, Reason, Row, State, dead_letters
-from notifier.deadletters.store import BATCH, Store, keys_of
+from notifier.deadletters.sql import COLUMNS
+from notifier.deadletters.store import BATCH, Store
 from notifier.licence import End
 from notifier.notification import Identity
 from notifier.settings import Settings
@@ -206,7 +208,7 @@ class Manager:
         return len(old)
 
     def _page(self, which: Filter, last: Identity | None, bodies: bool, size: int) -> list[Row]:
-        columns = [t[name] if name != "body" or bodies else literal("").label("body") for name in queries.COLUMNS]
+        columns = [t[name] if name != "body" or bodies else literal("").label("body") for name in COLUMNS]
         query: Select[Any] = select(*columns).where(*which.conditions())
         if last is not None:
             query = query.where(tuple_(*map(literal, last)) < _KEY)

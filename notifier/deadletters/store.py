@@ -10,18 +10,20 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from notifier.deadletters import queries
-from notifier.deadletters.digest import DENIED, assign
+from notifier.deadletters import claiming, queries
+from notifier.deadletters.claiming import claim, claim_in_line, keys_of, move, rows_of, with_members
+from notifier.deadletters.line import Pace, free_places
 from notifier.deadletters.problems import refuses_row, unavailable, worth_repeating
 from notifier.deadletters.schema import LAST_US, Kept, Row, State
+from notifier.deadletters.sql import LIMITS, SCAN_LIMITS
 from notifier.notification import Identity
 
 if TYPE_CHECKING:
@@ -36,18 +38,6 @@ CLAIM_S = 15  # longer than a task may take (12 s), so that what a killed replay
 _ERROR_LENGTH = 2_000
 _WALKS = 20
 _ROWS_OF_A_USER = 10
-
-
-class Pace(NamedTuple):
-    """The due rows of one user and channel (of all its users where "") that nobody has claimed.
-
-    From `base_us` on one goes each `interval_us`.
-    """
-
-    user_id: str
-    channel: str
-    base_us: int
-    interval_us: int
 
 
 class Counts(NamedTuple):
@@ -96,13 +86,13 @@ class Store:
             picked = connection.execute(queries.PICK, {"now": now_us, "limit": limit, "window": queries.WINDOW}).all()
             if picked and picked[0].due >= queries.WINDOW:
                 picked = self._pick_by_user(connection, now_us, limit)
-            return _with_members(connection, _claim_in_turn(connection, picked, now_us))
+            return with_members(connection, claim_in_line(connection, picked, now_us))
 
         return self.run(work) if limit > 0 else []
 
     def claim_these(self, identities: Sequence[Identity]) -> list[Row]:
         """Claim exactly these, due or not, as far as they wait and nobody has them."""
-        return self.run(lambda c: _claim(c, dict.fromkeys(identities, LAST_US)))
+        return self.run(lambda c: claim(c, dict.fromkeys(identities, LAST_US)))
 
     def claim_ran_out(self) -> list[Row]:
         """Claim one row whose last claim ran out, or the digest it is in, and count a start. [] if there is none.
@@ -111,11 +101,11 @@ class Store:
         """
 
         def work(connection: Connection) -> list[Row]:
-            rows = rows_of(connection.execute(queries.CLAIM_RAN_OUT, {"seconds": CLAIM_S}))
+            rows = rows_of(connection.execute(queries.CLAIM_RAN_OUT, {"seconds": claiming.CLAIM_S}))
             if rows and rows[0].digest_id:
                 same = {"user": rows[0].user_id, "channel": rows[0].channel, "digest": rows[0].digest_id}
-                others = connection.execute(queries.CLAIM_RAN_OUT_DIGEST, {**same, "seconds": CLAIM_S})
-                rows = sorted([*rows, *rows_of(others)], key=_order)
+                others = connection.execute(queries.CLAIM_RAN_OUT_DIGEST, {**same, "seconds": claiming.CLAIM_S})
+                rows = [*rows, *rows_of(others)]
             return rows
 
         return self.run(work)
@@ -134,21 +124,37 @@ class Store:
             self.run(work)
 
     def pace(self, paces: Sequence[Pace], now_us: int) -> int:
-        """Spread what else is due of these over the time it will take. Returns the rows moved."""
-        users = [pace for pace in paces if pace.user_id]
-        columns = {name: [getattr(pace, name) for pace in users] for name in Pace._fields}
-        moved = self.run(lambda c: c.execute(queries.PACE, {**columns, "now": now_us}).rowcount) if users else 0
-        for pace in paces:
-            if not pace.user_id:
-                moved += self._pace_channel(pace, now_us)
-        return moved
+        """Give what is due of these its place in line. Returns the rows moved."""
+        lines = {(pace.user_id, pace.channel): pace for pace in paces if pace.user_id}
+        moved = sum(self._pace_channel(pace, now_us) for pace in paces if not pace.user_id)
+        if not lines:
+            return moved
+        values = {"users": [user for user, _ in lines], "channels": [name for _, name in lines], "now": now_us}
+        found = self.run(lambda c: c.execute(queries.LINE, values).all())
+        due, taken = defaultdict(list), defaultdict(list)
+        for user_id, channel, notification_id, is_due, retry_us in found:
+            if is_due:
+                due[user_id, channel].append(Identity(user_id, channel, notification_id))
+            else:
+                taken[user_id, channel].append(retry_us)
+        moves: list[tuple[Identity, int]] = []
+        for who, identities in due.items():
+            moves += zip(identities, free_places(lines[who], taken[who], len(identities)), strict=True)
+        for start in range(0, len(moves), queries.MOVED):
+            part = moves[start : start + queries.MOVED]
+            self.run(lambda c, p=part: move(c, p))  # type: ignore[misc]
+        return moved + len(moves)
 
     def _pace_channel(self, pace: Pace, now_us: int) -> int:
         """Round-robin over users, behind what this process has placed before."""
-        base_us = max(pace.base_us, self._tails.get(pace.channel, 0))
-        values = {"channel": pace.channel, "base": base_us, "step": pace.interval_us, "now": now_us}
-        moved = self.run(lambda c: c.execute(queries.PACE_CHANNEL, values).rowcount)
-        self._tails[pace.channel] = base_us + moved * pace.interval_us
+        moved, last = 0, queries.MOVED
+        base_us = max(pace.first_us, self._tails.get(pace.channel, 0))
+        while last >= queries.MOVED:
+            values = {"channel": pace.channel, "base": base_us, "step": pace.interval_us, "now": now_us}
+            last = self.run(lambda c, v=values: c.execute(queries.PACE_CHANNEL, v).rowcount)  # type: ignore[misc]
+            moved += last
+            base_us += last * pace.interval_us
+        self._tails[pace.channel] = base_us
         return moved
 
     def counts(self) -> Counts:
@@ -214,7 +220,7 @@ class Store:
         for last in (False, True):
             try:
                 with self._get_engine().begin() as connection:
-                    connection.execute(queries.SCAN_LIMITS if scan else queries.LIMITS)
+                    connection.execute(SCAN_LIMITS if scan else LIMITS)
                     return work(connection)
             except PoolTimeout as error:
                 raise unavailable(error) from None
@@ -284,12 +290,6 @@ def _insert(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
     connection.execute(queries.INSERT, {name: [row[name] for row in rows] for name in rows[0]})
 
 
-def keys_of(identities: Iterable[Identity]) -> dict[str, list[str]]:
-    """The arrays that the statements take; at least one identity."""
-    users, channels, ids = zip(*identities, strict=True)
-    return {"users": list(users), "channels": list(channels), "ids": list(ids)}
-
-
 def _changes(state: State, items: Iterable[Kept]) -> dict[str, Any]:
     items = sorted(items)
     return {
@@ -301,71 +301,3 @@ def _changes(state: State, items: Iterable[Kept]) -> dict[str, Any]:
         "errors": [clean_error(item.last_error) for item in items],
         "digests": [item.digest_id for item in items],
     }
-
-
-def _claim(connection: Connection, untils: Mapping[Identity, int]) -> list[Row]:
-    """Claim each that is free and due until its time (us)."""
-    if not untils:
-        return []
-    values = {**keys_of(untils), "untils": list(untils.values()), "seconds": CLAIM_S}
-    return rows_of(connection.execute(queries.CLAIM, values))
-
-
-def _claim_in_turn(connection: Connection, picked: Sequence[Any], now_us: int) -> list[Row]:
-    """Claim as many rows of each user as are due, those of the lowest seq; they swap times with the due ones."""
-    due = [Identity(*row[:3]) for row in picked if row.in_turn]
-    by_time = {Identity(*row[:3]): now_us for row in picked if not row.in_turn}
-    numbers = Counter((identity.user_id, identity.channel) for identity in due)
-    if not numbers:
-        return _claim(connection, by_time)
-    users, channels = (list(column) for column in zip(*numbers, strict=True))
-    values = {"users": users, "channels": channels, "numbers": list(numbers.values()), "now": now_us}
-    lowest = {Identity(*row[:3]): row.retry_at for row in connection.execute(queries.LOWEST, values)}
-    rows = _claim(connection, {**by_time, **lowest})
-    free_times: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for row in rows:
-        if lowest.get(row.identity, 0) > now_us:
-            free_times[row.user_id, row.channel].append(row.retry_at_us)
-    passed_over = [identity for identity in due if identity not in lowest]
-    moved = [
-        (identity, times.pop())
-        for identity in passed_over
-        if (times := free_times.get((identity.user_id, identity.channel)))
-    ]
-    if moved:
-        values = {**keys_of(identity for identity, _ in moved), "retries": [retry_us for _, retry_us in moved]}
-        connection.execute(queries.MOVE, values)
-    return rows
-
-
-def _with_members(connection: Connection, rows: list[Row]) -> list[Row]:
-    """Claim what belongs to the same digests, and write down which rows are one digest."""
-    digests = {
-        (row.user_id, row.channel, row.collapse_key, row.digest_id)
-        for row in rows
-        if row.collapse_key and (row.digest_id or row.reason in DENIED)
-    }
-    if not digests:
-        return rows
-    users, channels, collapse_keys, ids = (list(column) for column in zip(*sorted(digests), strict=True))
-    values = {"users": users, "channels": channels, "collapse_keys": collapse_keys, "digests": ids, "seconds": CLAIM_S}
-    rows = [*rows, *rows_of(connection.execute(queries.CLAIM_MEMBERS, values))]
-    digest_ids = assign(rows)
-    if digest_ids:
-        values = {**keys_of(row.identity for row in digest_ids), "digests": list(digest_ids.values())}
-        connection.execute(queries.SET_DIGEST, values)
-    return sorted((row._replace(digest_id=digest_ids.get(row, row.digest_id)) for row in rows), key=_order)
-
-
-def identities_of(result: Any) -> list[Identity]:
-    """Of a statement that returns keys."""
-    return [Identity(*row) for row in result]
-
-
-def rows_of(result: Any) -> list[Row]:
-    """Of a statement that returns rows; by user, then seq."""
-    return sorted((Row(*row) for row in result), key=_order)
-
-
-def _order(row: Row) -> tuple[str, str, int]:
-    return row.user_id, row.channel, row.seq

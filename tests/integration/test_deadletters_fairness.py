@@ -56,7 +56,7 @@ def test_fifty_thousand_rows_of_one_user_beside_a_hundred_of_others(make_bench: 
 def test_replayers_killed_at_random_lose_and_repeat_nothing(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("notifier.deadletters.store.CLAIM_S", 1)
+    monkeypatch.setattr("notifier.deadletters.claiming.CLAIM_S", 1)
     monkeypatch.setattr("notifier.deadletters.queries.WINDOW", 300)
     bench = make_bench(user_limit="off", feed_length=10_000)
     for user in range(20):

@@ -11,8 +11,10 @@ import pytest
 from sqlalchemy import text
 
 from notifier.deadletters import queries
+from notifier.deadletters.line import Pace, free_places
 from notifier.deadletters.schema import Kept
-from notifier.deadletters.store import Pace, Store
+from notifier.deadletters.sql import LIMITS
+from notifier.deadletters.store import Store
 from notifier.embedded.postgres import Postgres
 from notifier.errors import DatabaseUnavailable
 from notifier.licence import Deferred
@@ -55,25 +57,17 @@ def store(postgres_url: str) -> Any:
     with_rows.close()
 
 
-def plan(store: Store, statement: Any, analyzed: bool, **values: Any) -> str:
-    """How PostgreSQL would run it, with the statistics of an empty table or of this one."""
+def plan(store: Store, statement: Any, **values: Any) -> str:
+    """How PostgreSQL would run it now."""
     sql = statement.text if hasattr(statement, "text") else statement.element.text
-
-    def work(connection: Any) -> str:
-        if analyzed:
-            connection.execute(text("ANALYZE dead_letters"))
-        found = "\n".join(row[0] for row in connection.execute(text(f"EXPLAIN {sql}"), values))
-        connection.rollback()
-        return found
-
-    return store.run(work)
+    return store.run(lambda c: "\n".join(row[0] for row in c.execute(text(f"EXPLAIN {sql}"), values)))
 
 
 KEYS = {"users": ["user-1"] * 500, "channels": ["websocket"] * 500, "ids": [f"id-{n}" for n in range(500)]}
 NOW_US = int(time.time() * 1e6)
 
 
-@pytest.mark.parametrize("analyzed", [False, True], ids=["young", "analyzed"])
+@pytest.mark.parametrize("statistics", ["young", "current", "drained"])
 @pytest.mark.parametrize(
     ("name", "values", "index"),
     [
@@ -92,23 +86,45 @@ NOW_US = int(time.time() * 1e6)
         ("CLAIM", {**KEYS, "untils": [NOW_US] * 500, "seconds": 30}, "dead_letters_pkey"),
         ("CLAIM_RAN_OUT", {"seconds": 30}, "dead_letters_claimed"),
         ("DELETE", KEYS, "dead_letters_pkey"),
+        ("LINE", {"users": ["user-1"], "channels": ["websocket"], "now": NOW_US}, "dead_letters_user"),
+        ("MOVE", {**KEYS, "retries": [NOW_US] * 500}, "dead_letters_pkey"),
         (
-            "PACE",
-            {"user_id": ["user-1"], "channel": ["websocket"], "base_us": [NOW_US], "interval_us": [1], "now": NOW_US},
-            "dead_letters_user",
+            "UPDATE",
+            {
+                **KEYS,
+                "state": "waiting",
+                "reasons": ["order"] * 500,
+                "retries": [0] * 500,
+                "attempts": [0] * 500,
+                "errors": [""] * 500,
+                "digests": [""] * 500,
+            },
+            "dead_letters_pkey",
         ),
+        ("EXISTING", KEYS, "dead_letters_pkey"),
         ("RETIRED", {"seconds": 60, "limit": 500}, "dead_letters_parked"),
     ],
 )
 def test_each_statement_uses_its_index(
-    store: Store, name: str, values: dict[str, Any], index: str, analyzed: bool
+    store: Store, name: str, values: dict[str, Any], index: str, statistics: str
 ) -> None:
-    store.run(lambda c: c.execute(text(FILL), {"users": 50, "rows": 20_000, "due": 10_000}))
-    found = plan(store, getattr(queries, name), analyzed, **values)
+    fill = {"users": 50, "rows": 20_000, "due": 10_000}
+    store.run(lambda c: c.execute(text(FILL), fill))
+    if statistics == "drained":  # those of ten rows in many pages, which are full again by now
+        store.run(lambda c: c.execute(text("DELETE FROM dead_letters WHERE seq > 10")), scan=True)
+    if statistics != "young":
+        store.run(lambda c: c.execute(text("ANALYZE dead_letters")), scan=True)
+    if statistics == "drained":
+        store.run(lambda c: c.execute(text("TRUNCATE dead_letters")), scan=True)
+        store.run(lambda c: c.execute(text(FILL), fill))
+    found = plan(store, getattr(queries, name), **values)
     assert f"using {index}" in found, found
     assert "Seq Scan on dead_letters" not in found, found
     wrong = {"dead_letters_due", "dead_letters_user", "dead_letters_claimed", "dead_letters_parked"} - {index}
     assert not any(f"using {other}" in found for other in wrong), found
+    if index == "dead_letters_pkey":  # each key looked up, not all rows compared with all keys
+        assert "Index Cond: ((user_id = " in found, found
+        assert "Join Filter" not in found, found
 
 
 def test_two_claimers_never_share_a_row(store: Store, postgres_url: str) -> None:
@@ -149,7 +165,7 @@ def test_a_session_that_holds_locks_does_not_stop_the_rest(store: Store, postgre
 def test_a_frozen_client_within_a_transaction_loses_its_locks(store: Store) -> None:
     store.insert([item("anna", 1)])
     with store._get_engine().connect() as frozen:
-        frozen.execute(text(str(queries.LIMITS.text).replace("10s", "300ms")))
+        frozen.execute(text(str(LIMITS.text).replace("10s", "300ms")))
         frozen.execute(text("SELECT 1 FROM dead_letters FOR UPDATE"))
         eventually(lambda: store.claim(int(time.time() * 1e6) + 10**6))
         frozen.invalidate()
@@ -187,17 +203,27 @@ def test_an_identity_too_long_for_the_index_is_named_and_stops_nobody(store: Sto
     assert store.counts().waiting == 2
 
 
-def test_pace_spreads_what_is_due_and_spares_the_critical(store: Store) -> None:
-    now_us = int(time.time() * 1e6)
-    store.insert([item("anna", n, retry_at_us=now_us) for n in range(1, 6)])
+def test_what_is_due_moves_to_the_free_places_in_line(store: Store) -> None:
+    now_us, step_us = int(time.time() * 1e6), 500_000
+    first_us = now_us + 200_000
+    due = [item("anna", n, retry_at_us=now_us) for n in range(1, 5)]
+    later = [item("anna", n, retry_at_us=first_us + (n - 4) * step_us) for n in (5, 7)]
+    store.insert([*due, *later])
     store.run(lambda c: c.execute(text("UPDATE dead_letters SET priority = 'critical' WHERE seq = 3")))
-    assert store.pace([Pace("anna", "websocket", now_us + 10**6, 500_000)], now_us + 10) == 4
-    rows = {
-        row.seq: row.retry_at_us
-        for row in store.claim_these([Identity("anna", "websocket", f"anna-{n}") for n in range(6)])
-    }
-    assert [rows[n] - rows[1] for n in (2, 4, 5)] == [500_000, 1_000_000, 1_500_000]
-    assert rows[3] <= now_us
+    assert store.pace([Pace("anna", "websocket", first_us, step_us)], now_us + 10) == 3
+    rows = {row.seq: row.retry_at_us for row in store.claim_these([d.notification.identity for d in (*due, *later)])}
+    assert rows.pop(3) == now_us  # critical: not in line
+    places = {seq: (retry_us - first_us) / step_us for seq, retry_us in rows.items()}
+    assert places == {1: 0, 2: 2, 4: 4, 5: 1, 7: 3}
+
+
+def test_places_are_the_earliest_that_nobody_has() -> None:
+    pace = Pace("anna", "websocket", 1_000, 10)
+    assert free_places(pace, [], 3) == [1_000, 1_010, 1_020]
+    assert free_places(pace, [1_000, 1_021, 1_022, 5_000], 3) == [1_010, 1_030, 1_040]
+    assert free_places(pace, [900], 2) == [1_000, 1_010]
+    assert free_places(pace._replace(interval_us=0), [], 2) == [1_000, 1_001]
+    assert free_places(pace, [1_000], 0) == []
 
 
 def test_a_restart_of_the_server_is_not_noticed(fresh_postgres: Callable[..., Postgres]) -> None:

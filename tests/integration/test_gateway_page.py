@@ -23,7 +23,7 @@ from tests.support import eventually
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
 CHROMIUM = Path("/usr/bin/chromium")
-SECRET = "a secret of the tests, 32 characters"
+DOCS = Path(__file__).parents[2] / "docs"
 MARKUP = '<img src=x onerror="document.title=1"><script>document.title=2</script>'
 
 
@@ -87,6 +87,27 @@ def test_bare_page_shows_the_feed_and_an_attackers_payload_as_text(gateway: Runn
     assert page.locator("#feed img, #feed script").count() == 0
     assert page.title() == "Notifier"
     assert "token" not in page.url
+
+
+def test_page_of_the_docs_works_as_it_stands(settings: Settings, valkey: Valkey, page: Any) -> None:
+    """On an origin of its own, which the gateway is told to allow."""
+    site = "http://inbox.localhost"
+    html = (DOCS / "gateway.md").read_text().partition("```html\n")[2].partition("```")[0]
+    with Running(settings.model_copy(update={"allowed_origins": site})).running() as gateway:
+        gateway.wait_until_ready()
+        html = html.replace("https://push.example.com", f"http://127.0.0.1:{gateway.port}")
+        page.route(f"{site}/", lambda route: route.fulfill(body=html, content_type="text/html"))
+        page.route(f"{site}/notifier-token", lambda route: route.fulfill(body=gateway.token("you")))
+        writer = Writer(valkey.url())
+        writer.send("you", {"text": "before"})
+        page.goto(f"{site}/")
+        page.wait_for_selector("li")
+        writer.send("you", {"text": MARKUP})
+        page.wait_for_selector("li:nth-child(2)")
+        assert page.locator("li").all_inner_texts() == ["before", MARKUP]
+        playwright.expect(page).to_have_title("(2) Inbox")
+        page.click("#list")
+        playwright.expect(page).to_have_title("Inbox")
 
 
 def test_page_resumes_after_the_gateway_was_away(settings: Settings, valkey: Valkey, page: Any) -> None:
