@@ -210,4 +210,7 @@ def _publish_errors(app: Celery) -> tuple[type[BaseException], ...]:
 def _bare_app(pid: int, broker_url: str) -> Celery:  # noqa: ARG001
     from celery import Celery
 
-    return Celery("notifier", broker=broker_url, set_as_current=False, fixups=[])
+    from notifier.redis.broker import tls
+
+    changes = {"broker_use_ssl": tls(broker_url)}
+    return Celery("notifier", broker=broker_url, changes=changes, set_as_current=False, fixups=[])

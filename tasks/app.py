@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from celery import Celery
 
+from notifier.redis.broker import tls
 from notifier.settings import Settings
 from tasks import broker, hooks
 from tasks.schedule import SCHEDULE
@@ -15,7 +16,7 @@ def create_app(settings: Settings) -> Celery:
     made.conf.update(
         broker_url=settings.broker_url,
         broker_transport_options=broker.transport_options(settings.broker_url),
-        broker_use_ssl=broker.tls(settings.broker_url),
+        broker_use_ssl=tls(settings.broker_url),
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         broker_connection_timeout=broker.SOCKET_TIMEOUT_S,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ssl
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from kombu import Exchange, Queue
 
@@ -40,13 +39,3 @@ def transport_options(url: str) -> dict[str, Any]:
         "socket_connect_timeout": SOCKET_TIMEOUT_S,
         "socket_keepalive": True,
     }
-
-
-def tls(url: str) -> dict[str, Any] | None:
-    """Verify the broker's certificate unless the URL says otherwise: kombu by itself verifies none."""
-    parts = urlsplit(url)
-    if parts.scheme == "rediss" and "ssl_cert_reqs" not in parse_qs(parts.query):
-        return {"ssl_cert_reqs": ssl.CERT_REQUIRED}
-    if parts.scheme == "amqps":
-        return {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": parts.hostname}
-    return None

@@ -1,11 +1,13 @@
-"""kombu's Redis transport for producers: no retries inside redis-py, so that a publish ends when it says.
+"""kombu's connection to the broker: certificates are verified, and a publish ends when it says.
 
 redis-py 8 retries ten times by default, about four seconds a call, and kombu has no option for it.
 """
 
 from __future__ import annotations
 
+import ssl
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 from kombu.transport.redis import Channel, Transport
 from redis.backoff import NoBackoff
@@ -24,3 +26,13 @@ class BoundedTransport(Transport):  # type: ignore[misc]
     """The transport of such channels."""
 
     Channel = BoundedChannel
+
+
+def tls(url: str) -> dict[str, Any] | None:
+    """Celery's `broker_use_ssl` for a URL: verify, unless the URL says otherwise. kombu by itself verifies nothing."""
+    parts = urlsplit(url)
+    if parts.scheme == "rediss" and "ssl_cert_reqs" not in parse_qs(parts.query):
+        return {"ssl_cert_reqs": ssl.CERT_REQUIRED}
+    if parts.scheme == "amqps":
+        return {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": parts.hostname}
+    return None
