@@ -1,4 +1,4 @@
-"""What becomes of a claimed batch: limiter, delivery, and what each row's fate is. Touches no row itself."""
+"""What becomes of a claimed batch: limiter, delivery, and what each row's fate is. Lets go of no row itself."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from notifier import channels
 from notifier.channels import WEBSOCKET, Channel, Delivery, Failed, RetryAt
 from notifier.channels.attempts import attempt, backoff_s
 from notifier.channels.breaker import breakers
+from notifier.deadletters.claiming import CLAIM_S
 from notifier.deadletters.digest import Folded, object_of, together
 from notifier.deadletters.line import Pace
 from notifier.deadletters.schema import Kept, Reason, Row
@@ -23,11 +24,13 @@ from notifier.notification import Identity, Priority
 from notifier.settings import Settings
 
 if TYPE_CHECKING:
+    from notifier.deadletters.store import Store
     from notifier.ledger import Ledger
     from notifier.limits.limiter import Limiter
 
 MAX_STARTS = 5
 CHUNK = 100
+MARGIN_S = 5.0  # a claim outlives the call of a channel by this
 Unit = list[Row]  # what goes out for one token: a row, or the members of a digest
 TRIES = 3  # how often a grant that grew stale is asked for again
 REASONS = {
@@ -46,8 +49,8 @@ class Claimed:
     user's rows follow. `limiter_down`: everything was denied because of it, and more would be too.
     """
 
-    def __init__(self, ledger: Ledger, limiter: Limiter, settings: Settings) -> None:
-        self._ledger, self._limiter, self._settings = ledger, limiter, settings
+    def __init__(self, store: Store, ledger: Ledger, limiter: Limiter, settings: Settings) -> None:
+        self._store, self._ledger, self._limiter, self._settings = store, ledger, limiter, settings
         self.ended: list[Identity] = []
         self.parked: list[Kept] = []
         self.kept: list[Kept] = []
@@ -204,6 +207,8 @@ class Claimed:
             for unit, verdict in granted
             for last in unit[-1:]
         ]
+        if channel.lease_s + MARGIN_S > CLAIM_S:
+            self._store.hold([row.identity for unit, _ in granted for row in unit], channel.lease_s + MARGIN_S)
         sent: list[Unit] = []
         again: list[tuple[Row, Denial]] = []
         for (unit, _), outcome in zip(granted, attempt(channel, deliveries), strict=True):

@@ -13,7 +13,7 @@ from notifier.deadletters.digest import DENIED, assign
 from notifier.deadletters.schema import Row
 from notifier.notification import Identity
 
-CLAIM_S = 30
+CLAIM_S = 15  # a batch takes well under a second; so long wait the rows of a replayer that died
 
 
 def claim(connection: Connection, untils: Mapping[Identity, int]) -> list[Row]:

@@ -184,6 +184,10 @@ CLAIM_RAN_OUT_DIGEST = returning_rows(
     """
 )
 
+HOLD: TextClause = text(
+    f"UPDATE dead_letters AS d SET {CLAIMED} FROM {keyed('d.claimed_until IS NOT NULL')} WHERE d.ctid = k.tid"
+)
+
 # ---- let go
 
 DELETE: TextClause = text(f"DELETE FROM dead_letters AS d USING {keyed()} WHERE d.ctid = k.tid")

@@ -126,7 +126,7 @@ class Replay:
 
     def _send(self, rows: Sequence[Row]) -> tuple[ReplayReport, bool]:
         """One claimed batch, from the limiter to the rows let go. False: the limiter is down, more would be denied."""
-        batch = Claimed(self._ledger, self._limiter, self._settings)
+        batch = Claimed(self._store, self._ledger, self._limiter, self._settings)
         try:
             batch.process(rows)
         except NotifierError:

@@ -110,6 +110,10 @@ class Store:
 
         return self.run(work)
 
+    def hold(self, identities: Sequence[Identity], seconds: float) -> None:
+        """Keep claimed rows for longer: what comes next may take so long."""
+        self.run(lambda c: c.execute(queries.HOLD, {**keys_of(sorted(identities)), "seconds": seconds}))
+
     def finish(self, ended: Sequence[Identity] = (), parked: Sequence[Kept] = (), kept: Sequence[Kept] = ()) -> None:
         """Let go of claimed rows, one transaction: delete, park or release. Parked rows are never released."""
 

@@ -88,6 +88,20 @@ def test_a_denial_is_no_attempt(make_bench: MakeBench, sms: Sms) -> None:
     assert [(state, attempts) for state, _, attempts, _ in state_of(bench)] == [("waiting", 0)] * 2
 
 
+def test_a_claim_outlives_the_call_of_a_slow_channel(make_bench: MakeBench, sms: Sms) -> None:
+    bench = make_bench(user_limit="off")
+    held: list[float] = []
+
+    def look(_: Delivery) -> Outcome:
+        held.append(float(bench.sql("SELECT extract(epoch FROM claimed_until - now()) FROM dead_letters")[0][0]))
+        return Sent()
+
+    sms.lease_s, sms.answer = 60.0, look
+    bench.deny("anna", 1, channel="sms")
+    bench.replay.run()
+    assert held[0] > 55
+
+
 def test_what_failed_does_not_hold_back_what_follows(make_bench: MakeBench, sms: Sms) -> None:
     sms.answer = lambda d: RetryAt("busy") if d.notification.body == '{"n":0}' else Sent()
     bench = make_bench(user_limit="off")
