@@ -36,7 +36,7 @@ for i, P in ipairs(KEYS) do
     code = 'ended'
   elseif e and waits(item, e) then
     local interval = tonumber(ARGV[head - 1 + i * (ITEM + EXTRA)])
-    code, number = 'keep', defer(item, e, 'order', interval, interval, i)
+    code, number = 'keep', defer(item, e, 'order', 0, interval, i)
   end
   reply[#reply + 1] = code or 'go'
   reply[#reply + 1] = int(number or e and e.seq or 0)

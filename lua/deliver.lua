@@ -93,7 +93,7 @@ local function ready(item, e, at)
   elseif deadline > 0 and now > deadline then
     answer('late')
   elseif blocked(item, e) then
-    answer(item.row and 'keep' or 'deferred', defer(item, e, 'order', interval, interval, #reply))
+    answer(item.row and 'keep' or 'deferred', defer(item, e, 'order', 0, interval, #reply))
   else
     return true
   end
@@ -148,7 +148,7 @@ local function digest(first, members, stride)
       if late then
         codes[member.k] = { 'late', 0 }
       elseif waits then
-        codes[member.k] = { 'keep', defer(member.item, member.e, 'order', interval, interval, 0) }
+        codes[member.k] = { 'keep', defer(member.item, member.e, 'order', 0, interval, 0) }
       end
     end
     if not late and not waits then

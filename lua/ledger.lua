@@ -161,6 +161,16 @@ local function too_many(item, folds, max_waiting, max_deferred)
     not folds and redis.call('ZCARD', item.P .. 'waiting:' .. item.user) >= max_waiting
 end
 
+-- When may it follow what waits already? A few arrivals within his limit find tokens: they go with the next replay, else
+-- a user who sends steadily would be one replay behind for ever. What comes beyond that has its slot to wait for.
+local function turn(item, e, within, emission, tolerance, interval)
+  local place = slot(item, e, item.priority ~= 'b')
+  if within and place * emission <= tolerance then
+    return 0
+  end
+  return (place - 1) * interval
+end
+
 -- Gives the identity its licence, without counting it. where: 'Q', or 'H' for a row. emission, tolerance: the arrival
 -- meter; interval: between two grants, where it has to wait behind others; full: are too many there for it to wait?
 -- Returns the entry, with `full` set where it has to be dropped.
@@ -180,7 +190,7 @@ local function admit(item, where, emission, tolerance, interval, offset, full)
     if due > 0 or blocks then
       e.full = full and full()
       e.reason = due > 0 and 'scheduled' or 'order'
-      e.retry = due > 0 and due or now + slot(item, e, item.priority ~= 'b') * interval
+      e.retry = due > 0 and due or now + turn(item, e, within, emission, tolerance, interval)
       e.place = 'D'
       hold_in_deferred(item, e, offset)
     else

@@ -168,7 +168,7 @@ class Pipeline:
         replies = self._ledger.begin(messages, lease_us=int(channel.lease_s * 1_000_000))
         blocked = [m for m, r in zip(messages, replies, strict=True) if r.code == "blocked"]
         if blocked:
-            self._ledger.deny(blocked, [Denial(self._interval_us(m), self._interval_us(m), "order") for m in blocked])
+            self._ledger.deny(blocked, [Denial(0, self._interval_us(m), "order") for m in blocked])
         asked = self._ask([m for m, r in zip(messages, replies, strict=True) if r.code == "go"])
         self._deny([(m, v) for m, v in asked if not v.granted])
         granted = [(m, v) for m, v in asked if v.granted]

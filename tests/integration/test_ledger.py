@@ -491,3 +491,14 @@ def test_what_comes_while_too_many_wait_is_dropped_at_once(client: Redis, settin
     assert folding == ["deferred", "deferred", "dropped"]
     assert ledger.accept([note(priority="critical")])[0].status == "queued"
     balanced(ledger)
+
+
+def test_what_follows_a_waiting_one_within_the_limit_is_due_with_it(ledger: Ledger) -> None:
+    """Else who sends steadily, within his limit, would stay one replay behind for ever."""
+    ledger.deny([accept(ledger, note())], [RATE_LIMITED._replace(wait_us=1)])
+    (followed,) = ledger.accept([note()])
+    assert followed.status == "deferred"
+    flood = ledger.accept([note() for _ in range(20)])
+    due = {item.seq: item.retry_at_us for item in ledger.peek_deferred(100)}
+    assert due[followed.seq] <= ledger.now_us()
+    assert due[flood[-1].seq] >= flood[-1].accepted_us + 20 * HALF_S  # beyond the limit: its slot
