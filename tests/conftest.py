@@ -21,7 +21,7 @@ from notifier.embedded.valkey import Valkey
 from notifier.errors import ExtraMissing
 from notifier.settings import PREFIX, Settings
 from notifier.wire import QUEUES
-from tests.support import adopt_orphans, descendants, eventually
+from tests.support import adopt_orphans, command_line, descendants, eventually
 
 S = TypeVar("S", Valkey, Postgres, RabbitMQ)
 IN_CI = os.environ.get("CI") == "true"
@@ -58,7 +58,7 @@ def nothing_left() -> Iterator[None]:
         eventually(lambda: not descendants())
     except AssertionError:
         left = descendants()
-        names = [f"{process.pid} {' '.join(process.cmdline())}" for process in left]
+        names = [f"{process.pid} {command_line(process)}" for process in left]
         for process in left:
             with contextlib.suppress(Exception):
                 process.kill()

@@ -12,7 +12,7 @@ import psutil
 
 from notifier.embedded.process import free_port
 
-__all__ = ["adopt_orphans", "descendants", "eventually", "free_port"]
+__all__ = ["adopt_orphans", "command_line", "descendants", "eventually", "free_port"]
 
 T = TypeVar("T")
 _PR_SET_CHILD_SUBREAPER = 36
@@ -49,10 +49,13 @@ def descendants(pid: int | None = None) -> list[psutil.Process]:
     return [child for child in psutil.Process(pid).children(recursive=True) if _counts(child)]
 
 
-def _counts(process: psutil.Process) -> bool:
+def command_line(process: psutil.Process) -> str:
+    """Its command line; empty if it has ended."""
     try:
-        return process.status() != psutil.STATUS_ZOMBIE and not any(
-            "multiprocessing" in argument for argument in process.cmdline()
-        )
+        return " ".join(process.cmdline())
     except psutil.NoSuchProcess:
-        return False
+        return ""
+
+
+def _counts(process: psutil.Process) -> bool:
+    return "multiprocessing" not in (line := command_line(process)) and line != ""

@@ -5,16 +5,40 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
+
+
+class Asked:
+    """Whether a signal has asked to end.
+
+    It is raised as KeyboardInterrupt at once; but Python throws that away where it comes up in a __del__ or in a hook
+    around a fork, so a loop should look here too.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def handle(self, number: int, frame: FrameType | None) -> NoReturn:
+        """The handler of a signal."""
+        self._asked = True
+        raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """Raises KeyboardInterrupt if a signal came, now or before."""
+        if self._asked:
+            raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
+def ended_by_signals() -> Iterator[Asked]:
     """TERM and HUP end it just as Ctrl-C does."""
+    asked = Asked()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     for number in before:
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, asked.handle)
     try:
-        yield
+        yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from notifier.cli.output import example
-from notifier.cli.signals import ended_by_signals, undisturbed
+from notifier.cli.signals import Asked, ended_by_signals, undisturbed
 
 if TYPE_CHECKING:
     from notifier.lab.servers import Servers
@@ -39,11 +39,11 @@ def command(workers: int, concurrency: int) -> None:
     from notifier.lab.servers import Servers
     from notifier.settings import Settings
 
-    with ended_by_signals(), runfile.only_one():
+    with ended_by_signals() as asked, runfile.only_one():
         settings = Settings()
         servers = Servers()
         try:
-            _run(settings, servers, workers, concurrency)
+            _run(settings, servers, workers, concurrency, asked)
         except KeyboardInterrupt:
             pass
         finally:
@@ -52,7 +52,7 @@ def command(workers: int, concurrency: int) -> None:
     click.echo("stopped; nothing is left running")
 
 
-def _run(settings: Settings, servers: Servers, workers: int, concurrency: int) -> None:
+def _run(settings: Settings, servers: Servers, workers: int, concurrency: int, asked: Asked) -> None:
     """Start it all and watch it until a signal comes. Ends with KeyboardInterrupt, or with what went wrong."""
     from notifier.deadletters.migrate import upgrade
     from notifier.gateway.auth import secret_of
@@ -62,8 +62,13 @@ def _run(settings: Settings, servers: Servers, workers: int, concurrency: int) -
 
     began_s = time.monotonic()
     settings = _with_secret(settings)
-    servers.start(settings, say=_step)
-    _step("migrations")
+
+    def step(text: str) -> None:
+        asked.check()
+        _step(text)
+
+    servers.start(settings, say=step)
+    step("migrations")
     upgrade(Settings(database_url=servers.urls["NOTIFIER_DATABASE_URL"]).database_url)
 
     port = _gateway_port(settings)
@@ -77,11 +82,13 @@ def _run(settings: Settings, servers: Servers, workers: int, concurrency: int) -
         gateway_port=port,
     )
     try:
-        _step(", ".join(stack.members))
+        step(", ".join(stack.members))
         stack.start()
+        asked.check()
         runfile.write(shared)
         _tell(settings, servers, stack, time.monotonic() - began_s)
         while True:
+            asked.check()
             servers.tend(_step)
             stack.tend(_step)
             time.sleep(TEND_S)

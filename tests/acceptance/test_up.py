@@ -19,7 +19,7 @@ import pytest
 
 from notifier.embedded.process import signal_tree
 from notifier.settings import Settings
-from tests.support import descendants, eventually
+from tests.support import command_line, descendants, eventually
 
 WAIT_S = 60.0  # whole processes start meanwhile, on a machine that may be busy
 NOTIFIER = [sys.executable, "-P", "-m", "notifier"]
@@ -68,7 +68,7 @@ class Up:
 
     def named(self, name: str) -> list[psutil.Process]:
         """Its processes whose command line has `name` in it."""
-        return [child for child in descendants(self.process.pid) if name in " ".join(child.cmdline())]
+        return [child for child in descendants(self.process.pid) if name in command_line(child)]
 
     def left(self) -> set[psutil.Process]:
         """What still runs of all that was started since this one was."""
