@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from redis import Redis
 
+from notifier import hooks
 from notifier.licence import Accepted, Counts, Deferred, Denial, End, Grant, HeldRow, Reply, RowReply
 from notifier.notification import Identity, Notification, Priority
 from notifier.redis.items import Items
@@ -86,6 +87,9 @@ class Ledger:
                 )
                 for status, queue, seq, epoch in zip(reply[1::4], reply[2::4], reply[3::4], reply[4::4], strict=True)
             ]
+        if hooks.wanted():
+            dropped = (n for n, a in zip(notifications, accepted, strict=True) if a.status == "dropped")
+            hooks.fire(hooks.Event("dropped", n, "max_waiting") for n in dropped)
         return accepted
 
     # ---- messages
@@ -265,6 +269,8 @@ class Ledger:
             for k, message in enumerate(messages[start : start + CHUNK], start):
                 self._add(items, message.notification, message, errors[k] if errors else "", own, extras[k])
             reply = self._run(name, items, head)
+            if hooks.wanted():
+                hooks.report(name, [m.notification for m in messages[start : start + CHUNK]], extras[start:], reply)
             replies += [Reply(code.decode(), int(n)) for code, n in zip(reply[1::2], reply[2::2], strict=True)]
         return replies
 
@@ -288,6 +294,9 @@ class Ledger:
                 number = items.known((shared, frame)) or items.learn((shared, frame), (*shared, *frame))
                 items.add(n, number, row.accepted_us, row.epoch, extras[k])
             reply = self._run(name, items, head)
+            if hooks.wanted():
+                part = [row.notification for row in rows[start : start + chunk]]
+                hooks.report(name, part, extras[start:], reply, of_rows=True)
             for code, number in zip(reply[1::2], reply[2::2], strict=True):
                 action = "ended" if code == b"digested" else code.decode()
                 kept = action == "keep"

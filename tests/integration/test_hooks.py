@@ -1,0 +1,82 @@
+"""Hooks hear what became of a notification, and cannot harm it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from notifier import hooks
+from notifier.deadletters.manage import Filter, Manager
+from notifier.hooks import Event
+from tests.deadletters import MakeBench
+
+
+@pytest.fixture
+def heard() -> Iterator[list[tuple[str, str, str]]]:
+    """(what, notification id, reason) of each event."""
+    events: list[tuple[str, str, str]] = []
+
+    def hook(event: Event) -> None:
+        events.append((event.what, event.notification.notification_id, event.reason))
+
+    hooks.add(hook)
+    yield events
+    hooks.remove(hook)
+
+
+def test_denied_then_delivered(make_bench: MakeBench, heard: list[tuple[str, str, str]]) -> None:
+    bench = make_bench(user_limit="off")
+    bench.deny("anna", 1, notification_id="a")
+    bench.replay.run()
+    bench.replay.run()
+    assert heard == [("deferred", "a", "rate_limited"), ("delivered", "a", "")]
+
+
+def test_members_of_a_digest(make_bench: MakeBench, heard: list[tuple[str, str, str]]) -> None:
+    bench = make_bench(user_limit="off")
+    for name in ("a", "b"):
+        bench.deny("anna", 1, notification_id=name, collapse_key="k")
+    heard.clear()
+    bench.replay.run()
+    assert heard == [("digested", "a", ""), ("delivered", "b", "")]
+
+
+def test_parked_dropped_expired(make_bench: MakeBench, heard: list[tuple[str, str, str]]) -> None:
+    bench = make_bench(user_limit="off")
+    manager = Manager(bench.store, bench.ledger)
+    bench.deny("anna", 1, wait_s=60, notification_id="a")
+    bench.deny("bert", 1, notification_id="b", ttl=0.001)
+    bench.replay.spill()
+    heard.clear()
+    manager.park(Filter(notification_id="a"))
+    manager.drop(Filter(notification_id="a"))
+    bench.make_due()
+    bench.replay.run()
+    assert heard == [("parked", "a", "by_hand"), ("dropped", "a", "by_hand"), ("expired", "b", "")]
+
+
+def test_what_is_only_kept_is_no_event(make_bench: MakeBench, heard: list[tuple[str, str, str]]) -> None:
+    bench = make_bench(user_limit="1/hour burst 1", local_bucket="off")
+    bench.deny("anna", 3)
+    heard.clear()
+    bench.replay.run()
+    bench.make_due()
+    bench.replay.run()
+    assert [what for what, _, _ in heard] == ["delivered"]
+
+
+def test_a_hook_that_raises_harms_nobody(make_bench: MakeBench, heard: list[tuple[str, str, str]]) -> None:
+    def broken(event: Event) -> None:
+        raise RuntimeError(event.notification.body)
+
+    hooks.add(broken)
+    try:
+        bench = make_bench(user_limit="off")
+        bench.deny("anna", 1, not_before=datetime.now(UTC) - timedelta(hours=1))
+        bench.replay.run()
+    finally:
+        hooks.remove(broken)
+    assert len(bench.feed("anna")) == 1
+    assert heard[-1][0] == "delivered"
