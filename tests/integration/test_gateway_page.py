@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -89,15 +91,37 @@ def test_bare_page_shows_the_feed_and_an_attackers_payload_as_text(gateway: Runn
     assert "token" not in page.url
 
 
+@contextlib.contextmanager
+def serving(answers: dict[str, str]) -> Iterator[str]:
+    """Some team's own web server. Yields its origin."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            text = answers.get(self.path)
+            self.send_response(404 if text is None else 200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.end_headers()
+            self.wfile.write((text or "").encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
 def test_page_of_the_docs_works_as_it_stands(settings: Settings, valkey: Valkey, page: Any) -> None:
     """On an origin of its own, which the gateway is told to allow."""
-    site = "http://inbox.localhost"
+    answers: dict[str, str] = {}
     html = (DOCS / "gateway.md").read_text().partition("```html\n")[2].partition("```")[0]
-    with Running(settings.model_copy(update={"allowed_origins": site})).running() as gateway:
+    with serving(answers) as site, Running(settings.model_copy(update={"allowed_origins": site})).running() as gateway:
         gateway.wait_until_ready()
         html = html.replace("https://push.example.com", f"http://127.0.0.1:{gateway.port}")
-        page.route(f"{site}/", lambda route: route.fulfill(body=html, content_type="text/html"))
-        page.route(f"{site}/notifier-token", lambda route: route.fulfill(body=gateway.token("you")))
+        answers |= {"/": html, "/notifier-token": gateway.token("you")}
         writer = Writer(valkey.url())
         writer.send("you", {"text": "before"})
         page.goto(f"{site}/")
