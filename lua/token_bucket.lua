@@ -31,12 +31,6 @@ local CHARGE_MEMORY_MS = 3600000
 local CRITICAL, BULK, LOAN = 1, 2, 3
 
 local argument, key = 4, 0
-local function numbers(count)
-  local read = {}
-  for i = 1, count do read[i] = tonumber(ARGV[argument + i]) end
-  argument = argument + count
-  return read
-end
 
 local function furthest(emission, burst, debt)
   return now + math.min(emission * (burst + debt), DECADE)
@@ -58,17 +52,21 @@ end
 local reply = {now}
 local channels, classes = {}, {}
 for i = 1, tonumber(ARGV[3]) do
-  local limit = numbers(3)
-  key = key + 1
+  local emission, burst = tonumber(ARGV[argument + 1]), tonumber(ARGV[argument + 2])
+  local top = furthest(emission, burst, tonumber(ARGV[argument + 3]))
+  argument, key = argument + 3, key + 1
   local tat = tonumber(redis.call('GET', KEYS[key]) or '0')
-  local top = furthest(limit[1], limit[2], limit[3])
-  channels[i] = {name = KEYS[key], emission = limit[1], tolerance = limit[1] * limit[2], top = top,
+  channels[i] = {name = KEYS[key], emission = emission, tolerance = emission * burst, top = top,
                  tat = math.max(now, math.min(tat, top)), changed = tat > top}
   reply[i + 1] = tat <= now and 1 or 0
 end
 for i = 1, tonumber(ARGV[4]) do
-  local class = numbers(5)
-  classes[i - 1] = {emission = class[1], burst = class[2], window = class[3], quota = class[4], channel = channels[class[5]]}
+  classes[i - 1] = {
+    emission = tonumber(ARGV[argument + 1]), burst = tonumber(ARGV[argument + 2]),
+    window = tonumber(ARGV[argument + 3]), quota = tonumber(ARGV[argument + 4]),
+    channel = channels[tonumber(ARGV[argument + 5])],
+  }
+  argument = argument + 5
 end
 
 -- The quota's state: grants in the last 60 sub-windows and the current one, and the time until one more may pass.
