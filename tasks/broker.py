@@ -38,4 +38,5 @@ def transport_options(url: str) -> dict[str, Any]:
         "socket_timeout": SOCKET_TIMEOUT_S,
         "socket_connect_timeout": SOCKET_TIMEOUT_S,
         "socket_keepalive": True,
+        "health_check_interval": 5,  # a worker deaf on a half-open connection hears again after ten seconds, not fifty
     }

@@ -21,9 +21,9 @@ SHOWS_BODIES = {
     "kombu.transport.redis": ("Could not restore message",),
     "kombu.transport.virtual.base": ("Could not restore message",),
 }
-# Several a second, and nothing in them: sent, received, succeeded.
+# Several a second, and nothing in them: sent, received, succeeded; expired, where a worker was busy.
 ROUTINE = frozenset((PROBE, REPLAY_DEAD_LETTERS, SWEEP_UNSETTLED))
-SAYS_ROUTINE = ("celery.worker.strategy", "celery.app.trace", "celery.beat")
+SAYS_ROUTINE = ("celery.worker.strategy", "celery.worker.request", "celery.app.trace", "celery.beat")
 _NAME = re.compile(r"[\w.:/+-]{0,200}", re.ASCII)
 _HIDDEN = "[not logged: it may be a notification]"
 

@@ -129,6 +129,18 @@ def test_term_under_load_loses_nothing_and_doubles_nothing(site: Site) -> None:
     assert [site.payloads(f"user-{number}") for number in range(200)] == [[n] for n in range(200)]
 
 
+@pytest.mark.slow
+def test_children_that_are_replaced_all_the_time_leave_nothing_behind(site: Site) -> None:
+    """open-telemetry/opentelemetry-python-contrib#4916: what a recycled child still holds in memory is gone."""
+    site.beat()
+    worker = site.worker("--max-tasks-per-child", "3")
+    for number in range(60):
+        send_notification.delay(f"user-{number}", number)
+    site.settled(60, timeout_s=60)
+    assert [site.payloads(f"user-{number}") for number in range(60)] == [[n] for n in range(60)]
+    assert worker.stop() == 0
+
+
 def test_nothing_of_a_payload_or_a_password_is_logged(site: Site, broker: Redis) -> None:
     worker, beat = site.worker("--loglevel", "DEBUG"), site.beat("--loglevel", "DEBUG")
     canary = "canary-7f3a"
