@@ -3,6 +3,7 @@
 NotifierError
 ├── SettingsError            a setting is missing or bad; names the variable, never shows a secret
 ├── InvalidNotification      an argument of delay() or notify(); also a ValueError
+│   └── InvalidRecipients    some of many cannot be; all others were accepted
 ├── NotAccepted              neither the ledger nor the broker took it; retry with the same id
 ├── ExtraMissing             a command needs an optional extra; names it
 └── Unavailable              a server cannot be used now
@@ -13,7 +14,7 @@ NotifierError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 class NotifierError(Exception):
@@ -33,6 +34,23 @@ class InvalidNotification(NotifierError, ValueError):
 
     def __reduce__(self) -> tuple[type[InvalidNotification], tuple[str, str]]:
         return type(self), (self.argument, str(self).removeprefix(f"{self.argument}: "))
+
+
+class InvalidRecipients(InvalidNotification):
+    """Some recipients of a call cannot be; all others were accepted.
+
+    `rejected` maps the position in the call to what is wrong there, `notification_id` is what the others got.
+    """
+
+    def __init__(self, notification_id: str, rejected: Mapping[int, str]) -> None:
+        self.notification_id = notification_id
+        self.rejected = dict(rejected)
+        position, problem = next(iter(self.rejected.items()))
+        more = f", and {len(self.rejected) - 1:,} more (see .rejected)" if len(self.rejected) > 1 else ""
+        super().__init__(f"user_ids[{position}]", f"{problem}{more}; all other recipients were accepted")
+
+    def __reduce__(self) -> tuple[type[InvalidRecipients], tuple[str, dict[int, str]]]:  # type: ignore[override]
+        return type(self), (self.notification_id, self.rejected)
 
 
 class NotAccepted(NotifierError):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from celery import Task
@@ -12,7 +13,7 @@ from celery.exceptions import Reject, WorkerShutdown, WorkerTerminate
 from celery.result import AsyncResult
 
 from notifier import metrics, producer, runtime
-from notifier.errors import InvalidNotification
+from notifier.errors import InvalidNotification, NotAccepted
 from notifier.notification import Notification, new_id
 from notifier.wire import Message
 from tasks import options as celery_options
@@ -35,8 +36,11 @@ class NotificationTask(Task):
     soft_time_limit = SOFT_LIMIT_S
     time_limit = HARD_LIMIT_S
 
-    def read_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Notification]:
-        """The notifications that a call asks for. Raises InvalidNotification, or TypeError for wrong arguments."""
+    def read_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[list[Notification]]:
+        """The notifications that a call asks for, a slice at a time, all with one id.
+
+        Raises InvalidNotification or TypeError (wrong arguments) before the first, InvalidRecipients after the last.
+        """
         raise NotImplementedError
 
     def read_message(self, args: Sequence[Any], kwargs: Mapping[str, Any], redelivered: bool) -> list[Message]:
@@ -54,21 +58,29 @@ class NotificationTask(Task):
 
         The result's id is the notification id. Raises InvalidNotification, TypeError (wrong arguments) or NotAccepted.
         """
-        notifications = self.read_call(args or (), celery_options.translate(dict(kwargs or {}), task_id, options))
-        producer.check_channels(notifications)
-        notification_id = notifications[0].notification_id if notifications else task_id or new_id()
+        slices = self.read_call(args or (), celery_options.translate(dict(kwargs or {}), task_id, options))
         app = self._get_app()
-        if app.conf.task_always_eager:
-            return self.apply(kwargs={"notifications": notifications}, task_id=notification_id)
-        producer.accept_and_publish(app, notifications)
-        return AsyncResult(notification_id, app=app, task_name=self.name)
+        result: AsyncResult | None = None
+        for notifications in slices:
+            notification_id = notifications[0].notification_id
+            if app.conf.task_always_eager:
+                producer.check_channels(notifications)
+                result = self.apply(kwargs={"notifications": notifications}, task_id=notification_id)
+                continue
+            try:
+                producer.accept_and_publish(app, notifications)
+            except NotAccepted as error:
+                raise NotAccepted(notification_id, [*error.recipients, *_users_of(slices)]) from error.__cause__
+            result = result or AsyncResult(notification_id, app=app, task_name=self.name)
+        return result or AsyncResult(task_id or new_id(), app=app, task_name=self.name)
 
     def work(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Run what a message, a direct call or eager mode brought."""
         if self.request.called_directly or self.request.is_eager:
-            notifications = kwargs.get("notifications") or self.read_call(args, kwargs)
-            producer.check_channels(notifications)
-            runtime.get().pipeline.handle([Message(notification) for notification in notifications])
+            ready = kwargs.get("notifications")
+            for notifications in [ready] if ready else self.read_call(args, kwargs):
+                producer.check_channels(notifications)
+                runtime.get().pipeline.handle([Message(notification) for notification in notifications])
             return
         redelivered = bool((self.request.delivery_info or {}).get("redelivered"))
         try:
@@ -96,3 +108,10 @@ class NotificationTask(Task):
             log.error("%s[%s] failed and was requeued", self.name, self.request.id, exc_info=failed)
         time.sleep(REQUEUE_PAUSE_S)  # what failed for want of a server must not spin
         raise Reject(type(failed).__name__, requeue=True)
+
+
+def _users_of(slices: Iterator[list[Notification]]) -> Iterator[str]:
+    """The recipients that are left. Those that cannot be are of no interest any more."""
+    with contextlib.suppress(InvalidNotification):
+        for notifications in slices:
+            yield from (notification.user_id for notification in notifications)

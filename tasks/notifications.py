@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from inspect import signature
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 from celery import shared_task
 
-from notifier.errors import InvalidNotification
+from notifier.errors import InvalidNotification, InvalidRecipients
 from notifier.notification import Notification, clean_user_id
 from notifier.wire import SEND_NOTIFICATION, SEND_NOTIFICATIONS, Message, batch_from_kwargs
 from tasks.base import NotificationTask
 from tasks.home import in_home_app
 
-MAX_RECIPIENTS = 100_000
+SLICE = 1_000  # recipients held in memory at a time, however many there are
+T = TypeVar("T")
 
 
 def _one(
@@ -59,9 +61,9 @@ class SendNotification(NotificationTask):
 
     abstract = True
 
-    def read_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Notification]:
+    def read_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[list[Notification]]:
         """One."""
-        return [_one(**_bound("send_notification", args, kwargs, "user_id"))]
+        yield [_one(**_bound("send_notification", args, kwargs, "user_id"))]
 
     def read_message(self, args: Sequence[Any], kwargs: Mapping[str, Any], redelivered: bool) -> list[Message]:
         """One."""
@@ -76,17 +78,25 @@ class SendNotifications(NotificationTask):
 
     abstract = True
 
-    def read_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Notification]:
-        """One a recipient, all with the same id and body."""
-        named = _bound("send_notifications", args, kwargs, "user_ids")
+    def read_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[list[Notification]]:
+        """One a recipient, all with the same id and body; of bulk priority, unless another is named."""
+        named = {"priority": "bulk", **_bound("send_notifications", args, kwargs, "user_ids")}
         users = named.pop("user_id")
         if isinstance(users, (str, bytes, Mapping)) or not isinstance(users, Iterable):
             raise InvalidNotification("user_ids", f"must be a list of user ids, not {type(users).__name__}")
-        users = list(users)
-        if len(users) > MAX_RECIPIENTS:
-            raise InvalidNotification("user_ids", f"has {len(users):,} entries; one call takes {MAX_RECIPIENTS:,}")
         shared = _one("-", **named)
-        return [replace(shared, user_id=_recipient(position, user)) for position, user in enumerate(users)]
+        rejected: dict[int, str] = {}
+        for found in _sliced(enumerate(users)):
+            accepted = []
+            for position, user in found:
+                try:
+                    accepted.append(replace(shared, user_id=clean_user_id(user)))
+                except InvalidNotification as error:
+                    rejected[position] = str(error).removeprefix("user_id: ")
+            if accepted:
+                yield accepted
+        if rejected:
+            raise InvalidRecipients(shared.notification_id, rejected)
 
     def read_message(self, args: Sequence[Any], kwargs: Mapping[str, Any], redelivered: bool) -> list[Message]:
         """One a recipient."""
@@ -110,11 +120,10 @@ def checked(message: Message) -> Message:
     return message
 
 
-def _recipient(position: int, user: object) -> str:
-    try:
-        return clean_user_id(user)
-    except InvalidNotification as error:
-        raise InvalidNotification(f"user_ids[{position}]", str(error).removeprefix("user_id: ")) from None
+def _sliced(items: Iterable[T]) -> Iterator[list[T]]:
+    rest = iter(items)
+    while part := list(islice(rest, SLICE)):
+        yield part
 
 
 @shared_task(name=SEND_NOTIFICATION, base=SendNotification, bind=True)
@@ -131,7 +140,8 @@ def _send_notification(self: SendNotification, *args: Any, **kwargs: Any) -> Non
 def _send_notifications(self: SendNotifications, *args: Any, **kwargs: Any) -> None:
     """Deliver one payload to many users; the recipients share the notification id.
 
-    Call: send_notifications.delay(user_ids, payload, ...) with the options of send_notification.
+    Call: send_notifications.delay(user_ids, payload, ...) with the options of send_notification, priority "bulk" unless
+    named. `user_ids`: any iterable of any length. A recipient that cannot be spoils nobody else's: InvalidRecipients.
     """
     self.work(args, kwargs)
 

@@ -20,7 +20,7 @@ from redis import Redis
 from notifier import runtime
 from notifier.embedded.postgres import Postgres
 from notifier.embedded.valkey import Valkey
-from notifier.errors import InvalidNotification
+from notifier.errors import InvalidNotification, InvalidRecipients, NotAccepted
 from notifier.redis.keys import user_key
 from notifier.settings import Settings
 from tasks import probe, replay_dead_letters, send_notification, send_notifications, sweep_unsettled
@@ -89,7 +89,7 @@ def test_the_result_is_the_notification(use: Use, valkey: Valkey) -> None:
 
 def test_many_recipients_share_the_id(use: Use, valkey: Valkey) -> None:
     use()
-    result = send_notifications.delay(["anna", 7], {"a": 1}, priority="bulk")
+    result = send_notifications.delay(["anna", 7], {"a": 1})
     (message,) = queued(valkey, "bulk")
     assert (message["user_ids"], message["notification_id"]) == (["anna", "7"], result.id)
     assert len(send_notifications.delay([], {"a": 1}).id) == 36
@@ -176,11 +176,28 @@ def test_recipients_must_be_a_list(use: Use, users: Any) -> None:
         send_notifications.delay(users, "x")
 
 
-def test_one_bad_recipient_refuses_the_whole_call(use: Use) -> None:
+def test_one_bad_recipient_does_not_spoil_the_others(use: Use, valkey: Valkey) -> None:
     use()
-    with pytest.raises(InvalidNotification, match=r"user_ids\[1\]: "):
-        send_notifications.delay(["anna", ""], "x")
-    assert runtime.get().ledger.counts().accepted == 0
+    users = ["anna", "", "bert", None, *range(1500), "x" * 600]
+    with pytest.raises(InvalidRecipients) as refused:
+        send_notifications.delay(iter(users), "x", priority="normal", notification_id="n1")
+    assert list(refused.value.rejected) == [1, 3, 1504]
+    assert refused.value.notification_id == "n1"
+    assert str(refused.value).startswith("user_ids[1]: must have 1 to 512 characters, has 0, and 2 more")
+    assert runtime.get().ledger.counts().accepted == 1502
+    assert sum(len(message["user_ids"]) for message in queued(valkey)) == 1502
+    with pytest.raises(InvalidRecipients):
+        send_notifications(["carl", ""], "y")
+    assert payloads("carl") == ["y"]
+
+
+def test_who_was_not_accepted_is_named(use: Use) -> None:
+    nowhere = f"redis://127.0.0.1:{free_port()}/0"
+    use(redis_url=nowhere, broker_url=nowhere)
+    users = [str(number) for number in range(2500)]
+    with pytest.raises(NotAccepted) as refused:
+        send_notifications.delay([*users, ""], "x", notification_id="n1")
+    assert refused.value.recipients == users
 
 
 # ---- without a worker
