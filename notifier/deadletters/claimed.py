@@ -59,6 +59,7 @@ class Claimed:
         self.granted = 0
         self.denied = 0
         self.limiter_down = False
+        self._misplaced: set[Identity] = set()
 
     def process(self, rows: Sequence[Row]) -> None:
         """Every row gets exactly one fate. Raises StateUnavailable; then those without one are still to be released."""
@@ -78,6 +79,7 @@ class Claimed:
                 self._to_feeds(units)
             else:
                 self._to_channel(channel, units)
+        self._mend_seqs()
 
     # ---- limiter
 
@@ -244,8 +246,22 @@ class Claimed:
         if reply.action == "ended":
             self.ended.append(row.identity)
             return
+        if reply.action == "keep" and (not row.seq or reply.reason == Reason.ORDER):
+            self._misplaced.add(row.identity)
         kept = _as_it_was(row)._replace(reason=reply.reason or row.reason, retry_at_us=reply.retry_at_us)
         (self.parked if reply.action == "parked" else self.kept).append(kept)
+
+    def _mend_seqs(self) -> None:
+        """A row that a worker wrote, or that outlived its Redis, has another seq in the ledger than in the table.
+
+        Left so, it would be claimed before those that it must wait for, again and again, and use up their tokens.
+        """
+        if not self._misplaced:
+            return
+        identities = sorted(self._misplaced)
+        seqs = dict(zip(identities, self._ledger.seqs(identities), strict=True))
+        self.kept = [kept._replace(seq=seqs.get(kept.identity, 0)) for kept in self.kept]
+        self._misplaced.clear()
 
     def unsettled(self, rows: Iterable[Row]) -> list[Kept]:
         """Those of `rows` that have no fate yet, to be released as they were."""

@@ -202,7 +202,7 @@ UPDATE: TextClause = text(
     UPDATE dead_letters AS d
     SET state = :state, reason = k.reason, attempts = k.attempts, last_error = k.error, claimed_until = NULL,
         retry_at = CASE WHEN k.retry = 0 THEN d.retry_at ELSE LEAST({TIME.format("k.retry")}, d.expires_at) END,
-        digest_id = k.digest_id, updated_at = now()
+        seq = CASE WHEN k.seq = 0 THEN d.seq ELSE k.seq END, digest_id = k.digest_id, updated_at = now()
     FROM {
         keyed(
             WAITS,
@@ -211,6 +211,7 @@ UPDATE: TextClause = text(
             attempts=("attempts", "integer"),
             error=("errors", "text"),
             digest_id=("digests", "text"),
+            seq=("seqs", "bigint"),
         )
     }
     WHERE d.ctid = k.tid

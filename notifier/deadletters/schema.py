@@ -173,3 +173,4 @@ class Kept(NamedTuple):
     attempts: int = 0
     last_error: str = ""
     digest_id: str = ""
+    seq: int = 0  # the ledger's, where the row has another one; 0: it stays

@@ -69,7 +69,8 @@ def returning_rows(sql: str) -> TextualSelect:
 
 # A server's defaults are no timeouts at all. Within the transaction, so that a pooler hands nothing on.
 _TIMEOUTS = {"lock_timeout": "3s", "idle_in_transaction_session_timeout": "10s"}
-_BY_KEYS = {f"enable_{way}": "off" for way in ("hashjoin", "mergejoin", "seqscan", "bitmapscan")}
+_CLOSED = ("hashjoin", "mergejoin", "seqscan", "bitmapscan", "sort", "incremental_sort")
+_BY_KEYS = {f"enable_{way}": "off" for way in _CLOSED}
 
 
 def _configured(values: Mapping[str, str]) -> TextClause:

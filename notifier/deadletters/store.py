@@ -304,4 +304,5 @@ def _changes(state: State, items: Iterable[Kept]) -> dict[str, Any]:
         "attempts": [item.attempts for item in items],
         "errors": [clean_error(item.last_error) for item in items],
         "digests": [item.digest_id for item in items],
+        "seqs": [item.seq for item in items],
     }

@@ -14,6 +14,7 @@ from notifier.licence import Denial
 from notifier.notification import Identity, Notification
 from notifier.wire import Message
 from tests.deadletters import MakeBench
+from tests.support import eventually
 
 
 def test_what_was_denied_is_delivered_in_order_when_its_time_has_come(make_bench: MakeBench) -> None:
@@ -33,6 +34,8 @@ def test_nothing_goes_before_its_time(make_bench: MakeBench) -> None:
     report = bench.replay.run()
     assert (report.spilled, report.claimed) == (3, 0)
     assert bench.feed("anna") == []
+    assert bench.ledger.counts().deferred == 0
+    assert bench.replay.run().spilled == 0
 
 
 @pytest.mark.parametrize("moved_at_once", [2_000, 100])
@@ -103,10 +106,15 @@ def test_rows_whose_claim_ran_out_go_alone_and_park_at_five_starts(make_bench: M
 
 
 def test_expired_rows_end_as_expired_and_take_no_token(make_bench: MakeBench) -> None:
-    bench = make_bench(user_limit="1/s burst 1", local_bucket="off")
-    bench.deny("anna", 2, ttl=0.001)
-    bench.deny("anna", 1)
-    bench.replay.run()
+    bench = make_bench(user_limit="1/hour burst 1", local_bucket="off")
+    bench.deny("anna", 2, ttl=1, wait_s=600)
+    bench.deny("anna", 1, wait_s=600)
+    bench.replay.spill()
+    assert bench.store.counts().waiting == 3
+    over_us = bench.ledger.now_us() + 1_000_000
+    eventually(lambda: bench.ledger.now_us() > over_us)
+    bench.replay.run()  # at their expiry, not when their turn would have come
+    assert bench.ledger.counts().expired == 2
     bench.make_due()
     bench.replay.run()
     counts = bench.ledger.counts()

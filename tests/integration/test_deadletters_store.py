@@ -67,7 +67,7 @@ KEYS = {"users": ["user-1"] * 500, "channels": ["websocket"] * 500, "ids": [f"id
 NOW_US = int(time.time() * 1e6)
 
 
-@pytest.mark.parametrize("statistics", ["young", "current", "drained"])
+@pytest.mark.parametrize("statistics", ["young", "current", "flood"])
 @pytest.mark.parametrize(
     ("name", "values", "index"),
     [
@@ -108,15 +108,13 @@ NOW_US = int(time.time() * 1e6)
 def test_each_statement_uses_its_index(
     store: Store, name: str, values: dict[str, Any], index: str, statistics: str
 ) -> None:
-    fill = {"users": 50, "rows": 20_000, "due": 10_000}
-    store.run(lambda c: c.execute(text(FILL), fill))
-    if statistics == "drained":  # those of ten rows in many pages, which are full again by now
-        store.run(lambda c: c.execute(text("DELETE FROM dead_letters WHERE seq > 10")), scan=True)
-    if statistics != "young":
+    with store._get_engine().connect() as flood:
+        flood.execute(text(FILL), {"users": 50, "rows": 20_000, "due": 10_000})
+        if statistics == "flood":  # taken in the middle of one: no rows, in many pages
+            store.run(lambda c: c.execute(text("ANALYZE dead_letters")), scan=True)
+        flood.commit()
+    if statistics == "current":
         store.run(lambda c: c.execute(text("ANALYZE dead_letters")), scan=True)
-    if statistics == "drained":
-        store.run(lambda c: c.execute(text("TRUNCATE dead_letters")), scan=True)
-        store.run(lambda c: c.execute(text(FILL), fill))
     found = plan(store, getattr(queries, name), **values)
     assert f"using {index}" in found, found
     assert "Seq Scan on dead_letters" not in found, found
