@@ -57,7 +57,7 @@ def test_every_variable_on_a_page_is_a_setting(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", page.read_text()):
+    for target in re.findall(r"(?:\]\(|src(?:set)?=\")(?!https?:|#|mailto:|/)([^)#\"]+)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
