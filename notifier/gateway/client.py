@@ -18,6 +18,7 @@ CLOSE_S = 2.0  # what a closing handshake may take
 
 GOING_AWAY = 1012
 POLICY = 1008
+FAILED = 1011
 TOKEN_EXPIRED = 4001
 SLOW = 4008
 
@@ -148,6 +149,9 @@ class Client:
         except StateUnavailable:
             self._mark_is_old = self._greeted
             self._again = asyncio.get_running_loop().call_later(READ_AGAIN_S, self._wake)
+        except Exception:  # whatever it was: a client that is connected and gets nothing would be worse
+            _log.exception("sending to a client failed")
+            self.close(FAILED, "internal error: connect again and resume")
 
     async def _catch_up(self) -> None:
         """One page of the feed."""

@@ -160,7 +160,7 @@ class Live:
                     async for message in pubsub.listen():
                         if message["type"] == "pmessage":
                             river.add(message["channel"], message["data"])
-            except (RedisError, OSError, TimeoutError) as error:
+            except (RedisError, OSError, TimeoutError, RuntimeError) as error:  # RuntimeError: uvloop, closed transport
                 _log.info("the live page has lost state Redis (%s)", type(error).__name__)
             finally:
                 await client.aclose()
@@ -170,10 +170,13 @@ class Live:
         sampler = Sampler(self._settings)
         try:
             while True:
-                while self._commands:
-                    await asyncio.to_thread(sampler.command, *self._commands.popleft())
-                watched = sorted({viewer.watched for viewer in self._viewers if viewer.watched})
-                self._tell(json.dumps(await asyncio.to_thread(sampler.sample, watched)))
+                try:
+                    while self._commands:
+                        await asyncio.to_thread(sampler.command, *self._commands.popleft())
+                    watched = sorted({viewer.watched for viewer in self._viewers if viewer.watched})
+                    self._tell(json.dumps(await asyncio.to_thread(sampler.sample, watched)))
+                except Exception:  # the page is a guest: it shows less, and goes on
+                    _log.exception("the live page has no sample")
                 await asyncio.sleep(SAMPLE_S)
         finally:
             sampler.close()

@@ -179,6 +179,19 @@ def test_feed_that_cannot_be_read_is_tried_again(gateway: Running, writer: Write
         assert payloads(connection, 1) == ["after all"]
 
 
+def test_client_is_closed_rather_than_kept_in_silence_when_sending_fails(
+    gateway: Running, writer: Writer, redis: Redis
+) -> None:
+    """Here by an entry that is none of ours."""
+    key = keys.user_key("feed", "ann", "websocket")
+    redis.xadd(key, {"x": "y"})
+    with gateway.connect("ann") as connection:
+        assert close_code(connection) == 1011
+    redis.delete(key)
+    with gateway.connect("ann") as connection:
+        assert receive(connection)["type"] == "hello"
+
+
 # Presence and half-open connections
 
 
