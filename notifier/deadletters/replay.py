@@ -70,19 +70,23 @@ class Replay:
         self._budget_s, self._clock = budget_s, clock
 
     def run(self) -> ReplayReport:
-        """Spill, then claim and send until nothing is due or the time is up."""
+        """Spill, then claim and send until nothing is due or the time is up.
+
+        Each part gets its share: a flood that takes long to spill must not keep from going what is due.
+        """
         started_s = self._clock()
-        report = ReplayReport(spilled=self.spill())
+        report = ReplayReport(spilled=self.spill(self._budget_s / 2))
         self._retire()
-        while self._clock() - started_s < self._budget_s / 2 and (rows := self._store.claim_ran_out()):
+        alone_until_s = self._clock() + self._budget_s / 4
+        while self._clock() < alone_until_s and (rows := self._store.claim_ran_out()):
             if rows[0].digest_id.startswith(FOLDING):
                 self._crowd.fold(rows)
             else:
                 report += self._send(rows)[0]
-        while self._clock() - started_s < self._budget_s and (rows := self._store.claim(self._ledger.now_us())):
+        while rows := self._store.claim(self._ledger.now_us()):
             done, go_on = self._send(rows)
             report += done
-            if not go_on:
+            if not go_on or self._clock() - started_s >= self._budget_s:
                 break
         return report
 
@@ -97,10 +101,10 @@ class Replay:
                     break
         return report
 
-    def spill(self) -> int:
+    def spill(self, budget_s: float = BUDGET_S) -> int:
         """Move `:deferred` into rows until it is empty or the time is up. Returns the number of rows."""
-        started_s, spilled = self._clock(), 0
-        while self._clock() - started_s < self._budget_s and (items := self._ledger.peek_deferred(BATCH)):
+        until_s, spilled = self._clock() + budget_s, 0
+        while self._clock() < until_s and (items := self._ledger.peek_deferred(BATCH)):
             refused = set(self._store.insert(items))
             if refused:
                 self._drop(refused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from contextlib import closing
@@ -9,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from notifier.deadletters.replay import Replay
 from notifier.errors import DatabaseUnavailable
 from notifier.licence import Denial
 from notifier.notification import Identity, Notification
@@ -249,3 +251,15 @@ def test_after_an_outage_of_the_replay_nobody_is_denied_again_and_again(make_ben
     assert first.denied <= 111
     later = [bench.replay.run() for _ in range(5)]
     assert sum(report.denied for report in later) <= 3
+
+
+def test_a_flood_that_is_spilled_does_not_keep_from_going_what_is_due(make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="off", max_waiting=100_000)
+    bench.deny("quiet", 1)
+    bench.replay.spill()
+    bench.deny("noisy", 2_500, wait_s=600)
+    ticks = itertools.count()
+    slow = Replay(bench.store, bench.ledger, bench.limiter, bench.settings, clock=lambda: float(next(ticks)))
+    report = slow.run()  # every look at the clock takes longer than the whole budget
+    assert report.spilled == 0
+    assert len(bench.feed("quiet")) == 1
