@@ -35,7 +35,7 @@ QUIET = tuple(f"quiet-{number:02}" for number in range(1, 21))
 WORKERS, CONCURRENCY = 2, 2
 DRAIN_S = 10.0
 ARRIVE_S = 3.0  # what is booked as delivered is at the sockets within this
-LOOK_S = 0.1
+LOOK_S, REPORT_S = 0.1, 0.5
 DAY_S = 86_400.0
 
 
@@ -199,12 +199,15 @@ class Demo:
     def _look_for(self, seconds: float, done: Callable[[], bool], sockets: Sockets, step: str, say: Say) -> None:
         """Look and report until done, for at most `seconds`."""
         until_s = time.monotonic() + seconds
+        report_s = 0.0
         while not done() and time.monotonic() < until_s:
             seqs, now_us = stores.waiting_now(runtime.get().client, list(self._waiting_since_us))
             for user_id, found in seqs.items():
                 since = self._waiting_since_us[user_id]
                 since |= {seq: now_us for seq in found if seq not in since}
-            say(self._progress(step, sockets))
+            if time.monotonic() >= report_s:  # adding up the books keeps state Redis busy, so not at every look
+                say(self._progress(step, sockets))
+                report_s = time.monotonic() + REPORT_S
             self._controls.tick()
             time.sleep(min(LOOK_S, max(0.0, until_s - time.monotonic())))
 
