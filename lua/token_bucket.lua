@@ -26,6 +26,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
 local DECADE = 315532800000000
+local DECADE_MS = 315532800000
 local DAY = 86400000000
 local CHARGE_MEMORY_MS = 3600000
 local CRITICAL, BULK, LOAN = 1, 2, 3
@@ -36,9 +37,18 @@ local function furthest(emission, burst, debt)
   return now + math.min(emission * (burst + debt), DECADE)
 end
 
+local texts = {} -- of times: users whose buckets were full get the same one
 local function write(name, tat, override)
-  local ttl_ms = override == '' and math.max(1, math.ceil((tat - now) / 1000)) or DECADE / 1000
-  redis.call('SET', name, string.format('%.0f', tat) .. override, 'PX', string.format('%d', ttl_ms))
+  local text = texts[tat]
+  if not text then
+    text = {string.format('%.0f', tat), string.format('%d', math.max(1, math.ceil((tat - now) / 1000)))}
+    texts[tat] = text
+  end
+  if override == '' then
+    redis.call('SET', name, text[1], 'PX', text[2])
+  else
+    redis.call('SET', name, text[1] .. override, 'PX', DECADE_MS)
+  end
 end
 
 local seq, debt = tonumber(ARGV[1]), tonumber(ARGV[2])

@@ -203,7 +203,7 @@ class Core:
         debt_s = self._processes / 1e6
         verdicts: list[Verdict] = []
         granted = make(Verdict, (True, 0.0, None, "shared", answer.now_us, 0.0))
-        numbers, at, grants = answer.numbers, 0, 0
+        numbers, grants = iter(answer.numbers), 0
         with self.lock:
             self._reached = True
             self._offset_us = answer.now_us - int(now * 1e6)
@@ -217,9 +217,9 @@ class Core:
                 for policy, user_id, _ in batch.entries:
                     policy.sent.pop(user_id, None)
                 entries = batch.entries + entries
-            for policy, user_id, code in entries:
-                wait_us, flags, emission_us = numbers[at : at + 3]
-                at += 3
+            for (policy, user_id, code), wait_us, flags, emission_us in zip(
+                entries, numbers, numbers, numbers, strict=True
+            ):
                 known = policy.known.get(user_id)
                 if wait_us:
                     verdicts.append(self._denial(policy, user_id, code % 8, (wait_us, flags, emission_us), now))

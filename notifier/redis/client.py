@@ -7,6 +7,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
+import hiredis
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
@@ -15,6 +16,8 @@ from redis.retry import Retry
 from notifier.redis.scripts import Argument
 
 Command = Sequence[Argument]
+
+_pack: Any = hiredis.pack_command  # its stub knows tuples of one only
 
 QUIET_S = 5.0  # a connection not used for longer is looked at first
 
@@ -40,6 +43,8 @@ class Connections:
     Safe between threads. Not between processes: make a new one after a fork. Opens nothing before the first call.
     """
 
+    quiet_s = QUIET_S
+
     def __init__(self, client: Redis, **options: Any) -> None:
         pool = client.connection_pool
         self._class, self._options = pool.connection_class, pool.connection_kwargs | options  # a pool counts lost ones
@@ -56,10 +61,9 @@ class Connections:
         """The first half of a call. Returns what `read` wants."""
         connection = self._connection()
         try:
-            if len(commands) == 1:
-                connection.send_packed_command(connection.pack_command(*commands[0]), check_health=False)
-            else:
-                connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            # redis-py's own packing looks at every argument first; ours are str, int and bytes
+            packed = b"".join(_pack(tuple(command)) for command in commands)
+            connection.send_packed_command([packed], check_health=False)
         except BaseException:
             connection.disconnect()
             raise
@@ -80,7 +84,7 @@ class Connections:
         while self._idle:
             with suppress(IndexError):
                 connection, used_s = self._idle.pop()
-                if monotonic() - used_s < QUIET_S or not _ended(connection):
+                if monotonic() - used_s < self.quiet_s or not _ended(connection):
                     return connection
                 connection.disconnect()
         return self._class(**self._options)
