@@ -4,52 +4,62 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import NoReturn
+from typing import Any
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def _handled(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in _ENDING}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """TERM and HUP raise KeyboardInterrupt just as Ctrl-C does."""
+    with _handled(signal.default_int_handler):
+        yield
 
 
 class Asked:
-    """Whether a signal has asked to end.
-
-    It is raised as KeyboardInterrupt at once; but Python throws that away where it comes up in a __del__ or in a hook
-    around a fork, so a loop should look here too.
-    """
+    """Whether a signal has asked to end."""
 
     def __init__(self) -> None:
         self._asked = False
 
-    def handle(self, number: int, frame: FrameType | None) -> NoReturn:
-        """The handler of a signal."""
-        self._asked = True
-        raise KeyboardInterrupt
-
     def check(self) -> None:
-        """Raises KeyboardInterrupt if a signal came, now or before."""
+        """Raises KeyboardInterrupt if one has."""
         if self._asked:
             raise KeyboardInterrupt
 
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.check()
+        self._asked = True
+
 
 @contextlib.contextmanager
-def ended_by_signals() -> Iterator[Asked]:
-    """TERM and HUP end it just as Ctrl-C does."""
+def asked_by_signals() -> Iterator[Asked]:
+    """For what starts processes: the first signal is only noted, the second raises KeyboardInterrupt where it comes.
+
+    Python throws a KeyboardInterrupt away, with a traceback, where it comes up in a hook around a fork or in a
+    __del__: right there such a command spends its time.
+    """
     asked = Asked()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    for number in before:
-        signal.signal(number, asked.handle)
-    try:
+    with _handled(asked._handle):
         yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """A second Ctrl-C must not leave half of it running; what runs here ends within seconds anyway."""
-    before = {
-        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _ENDING}
     try:
         yield
     finally:
@@ -59,5 +69,5 @@ def undisturbed() -> Iterator[None]:
 
 def ignore_signals() -> None:
     """From now on, within ended_by_signals(): a second Ctrl-C must not leave half of it running."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)

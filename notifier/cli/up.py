@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from notifier.cli.output import example
-from notifier.cli.signals import Asked, ended_by_signals, undisturbed
+from notifier.cli.signals import Asked, asked_by_signals, undisturbed
 
 if TYPE_CHECKING:
     from notifier.lab.servers import Servers
@@ -39,7 +39,7 @@ def command(workers: int, concurrency: int) -> None:
     from notifier.lab.servers import Servers
     from notifier.settings import Settings
 
-    with ended_by_signals() as asked, runfile.only_one():
+    with asked_by_signals() as asked, runfile.only_one():
         settings = Settings()
         servers = Servers()
         try:
@@ -83,8 +83,7 @@ def _run(settings: Settings, servers: Servers, workers: int, concurrency: int, a
     )
     try:
         step(", ".join(stack.members))
-        stack.start()
-        asked.check()
+        stack.start(while_waiting=asked.check)
         runfile.write(shared)
         _tell(settings, servers, stack, time.monotonic() - began_s)
         while True:

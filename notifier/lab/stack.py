@@ -70,19 +70,29 @@ class Stack:
         """http://127.0.0.1:port, without a slash at the end."""
         return f"http://127.0.0.1:{self.gateway_port}"
 
-    def start(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Start all and wait until they work. Raises Unavailable with the end of the log of one that does not."""
+    def start(self, timeout_s: float = READY_TIMEOUT_S, while_waiting: Callable[[], None] = lambda: None) -> None:
+        """Start all and wait until they work. Raises Unavailable with the end of the log of one that does not.
+
+        `while_waiting` is called many times a second, and may raise to give up.
+        """
         self._log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         for member in self.members.values():
             if member.log.exists():
                 member.log.replace(member.log.with_suffix(".log.1"))
             member.start()
         for member in self.members.values():
-            self.wait_ready(member, timeout_s)
+            self.wait_ready(member, timeout_s, while_waiting)
 
-    def wait_ready(self, member: Member, timeout_s: float = READY_TIMEOUT_S) -> None:
+    def wait_ready(
+        self, member: Member, timeout_s: float = READY_TIMEOUT_S, while_waiting: Callable[[], None] = lambda: None
+    ) -> None:
         """Wait until one works. Raises Unavailable."""
-        if not wait_until(lambda: self.ready(member) or not member.running, timeout_s=timeout_s, interval_s=0.03):
+
+        def over() -> bool:
+            while_waiting()
+            return self.ready(member) or not member.running
+
+        if not wait_until(over, timeout_s=timeout_s, interval_s=0.03):
             problem = f"is not ready after {timeout_s:g} s"
         elif not member.running:
             problem = "has ended"
