@@ -267,6 +267,8 @@ class Limiter:
                     metrics.GRANTS.labels(source).inc(count)
 
     def _fail(self, error: Exception) -> None:
+        if not self._breaker.down:
+            metrics.DEGRADED.labels("limiter_redis").inc()  # the breaker warns
         self._core.outage(self._clock())
         self._breaker.fail(error)
         self._keeper.wake()
@@ -284,6 +286,10 @@ class Limiter:
             while self._fallback:
                 drained.append(self._fallback.popleft())
         return drained
+
+    def connect(self) -> None:
+        """Connect and read the overrides now, rather than at the first decision. Never raises because Redis is away."""
+        self._policy("websocket", "default")
 
     def flush(self, timeout_s: float = 1.0) -> None:
         """Charge open loans now, as far as Redis answers. For the end of a process."""

@@ -118,6 +118,7 @@ def test_four_processes_through_an_outage(fresh_valkey: Callable[..., Valkey]) -
         user_limit=str(limit),
         local_bucket="20/s burst 10",
         grace_seconds=grace_s,
+        limiter_timeout=0.3,
     )
     added = PROCESSES * (1 + 20 * grace_s)
     assert done.sources["grace"] > 0
