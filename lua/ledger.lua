@@ -22,6 +22,8 @@
 local CLASS = 8
 local ITEM = 5
 local MAX_STARTS = 5
+-- A row of another epoch is never called stale, so its mark must outlive it, even where its DELETE has to wait for days.
+local ORPHAN_MARK_MS = '604800000'
 local SEQ_TTL_S = 7776000
 local UNORDERED = { scheduled = true, delivery_failed = true, breaker_open = true, quiet_hours = true, poison = true }
 
@@ -60,7 +62,8 @@ local function item_at(P, at)
   }, class_of(ARGV[at + 2]))
 end
 
-local ENTRY = '^' .. string.rep('(%S+) ', 13) .. '(%S+)$'
+local ENTRY =
+  '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$'
 
 local function load(item)
   local text = redis.call('HGET', item.P .. 'ledger', item.id)
@@ -237,7 +240,9 @@ local function row_head(item)
   if redis.call('EXISTS', item.P .. 'done:' .. item.id) == 1 then
     return nil, 'ended'
   end
-  if now - item.accepted >= item.life and redis.call('GET', item.P .. 'epoch') == item.epoch then
+  if redis.call('GET', item.P .. 'epoch') ~= item.epoch then
+    item.mark_ms = ORPHAN_MARK_MS
+  elseif now - item.accepted >= item.life then
     return nil, 'ended'
   end
   return accept(item, 'H')

@@ -20,7 +20,7 @@ from notifier.notification import Identity, Notification, Priority
 from notifier.redis.items import Items
 from notifier.redis.keys import ALL_PREFIXES, identity_part, parse_identity, prefix_of
 from notifier.redis.scripts import Argument, script
-from notifier.redis.state import call
+from notifier.redis.state import Calls, call
 from notifier.settings import Settings
 from notifier.wire import Message, pack_meta, unpack
 
@@ -41,18 +41,23 @@ class Ledger:
 
     def __init__(self, client: Redis, settings: Settings) -> None:
         self.client = client
+        self._calls = Calls(client)
         self._settings = settings
         self._default_ttl_us = int(settings.default_ttl * 1_000_000)
         self._clock_offset_us: int | None = (
             None  # state Redis time minus this process's monotonic time, never too large
         )
 
+    def close(self) -> None:
+        """Let go of connections; a later call makes new ones."""
+        self._calls.close()
+
     # ---- time
 
     def now_us(self) -> int:
         """State Redis time."""
-        seconds, micros = call(self.client.time)
-        return self._heard(seconds * 1_000_000 + micros)
+        seconds, micros = call(lambda: self._calls.ask("TIME"))
+        return self._heard(int(seconds) * 1_000_000 + int(micros))
 
     def deadline_us(self, asked_at_s: float) -> int:
         """When a grant asked for at `asked_at_s` (time.monotonic) is stale, in state Redis time."""
@@ -213,6 +218,14 @@ class Ledger:
                 found.append(Message(notification, accepted_us=int(entry.split()[5]), epoch=epoch.decode(), again=True))
         return found
 
+    def seqs(self, identities: Sequence[Identity]) -> list[int]:
+        """What accept gave to each; 0 where nothing is held any more."""
+        pipe = self.client.pipeline(transaction=False)
+        for identity in identities:
+            pipe.hget(f"{prefix_of(identity.user_id)}ledger", identity_part(identity))
+        entries: list[Any] = call(pipe.execute)
+        return [int(entry.split()[4]) if entry else 0 for entry in entries]
+
     def counts(self) -> Counts:
         """Sums over all shards, each consistent in itself."""
         totals: dict[str, int] = {}
@@ -342,7 +355,7 @@ class Ledger:
 
     def _run(self, name: str, items: Items, head: Sequence[Argument]) -> Any:
         arguments = items.arguments(head)
-        reply = call(lambda: script(name).run(self.client, items.keys, arguments))
+        reply = call(lambda: self._calls.run(script(name), items.keys, arguments))
         self._heard(int(reply[0]))
         return reply
 

@@ -29,6 +29,9 @@ NEAR_END_US = 5_000_000  # closer to its expiry than this, a message is looked u
 REASONS = {"user": "rate_limited", "channel": "rate_limited", "quota": "quota", "unavailable": "limiter_unavailable"}
 
 
+_DELIVERED = metrics.ENDED.labels(WEBSOCKET, End.DELIVERED)
+
+
 class Rows(Protocol):
     """Where rows are written when state Redis is away."""
 
@@ -88,7 +91,7 @@ class Pipeline:
     def _ask(self, messages: Sequence[Message]) -> list[tuple[Message, Verdict]]:
         verdicts = self._limiter.acquire_many(
             [
-                Request(n.user_id, n.channel, n.category, str(n.priority))
+                Request(n.user_id, n.channel, n.category, n.priority)
                 for n in (message.notification for message in messages)
             ]
         )
@@ -109,17 +112,19 @@ class Pipeline:
             replies = self._ledger.deliver([m for m, _ in granted], grants)
             now_us = self._ledger.estimated_us()
             messages = []
+            delivered = 0
             for (message, _), reply in zip(granted, replies, strict=True):
-                if reply.code == "late":
-                    messages.append(message)
-                elif reply.code == "delivered":
-                    metrics.ENDED.labels(WEBSOCKET, End.DELIVERED).inc()
+                if reply.code == "delivered":
+                    delivered += 1
                     if message.accepted_us:
                         metrics.LATENCY.observe(max(0.0, (now_us - message.accepted_us) / 1e6))
+                elif reply.code == "late":
+                    messages.append(message)
                 elif reply.code == "deferred":
                     metrics.DEFERRED.labels(WEBSOCKET, "order").inc()
                 elif reply.code == End.EXPIRED:
                     metrics.ENDED.labels(WEBSOCKET, End.EXPIRED).inc()
+            _DELIVERED.inc(delivered)
             if not messages:
                 return
         self._ledger.deny(messages, [Denial(0, self._interval_us(m), "order") for m in messages])

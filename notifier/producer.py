@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import lru_cache
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notifier import channels, metrics, runtime
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 PUBLISH_TIMEOUT_S = 0.4
 AT_ONCE_S = 0.1  # a publish that failed this soon met a stale connection: it is tried once more
 POOL_SIZE = 10
+RECIPIENTS = 200  # of one message at most: measured, see docs/performance.md
 
 
 class Sending(NamedTuple):
@@ -52,13 +52,30 @@ def accept_and_publish(app: Celery, notifications: Sequence[Notification]) -> li
     check_channels(notifications)
     ledger = runtime.get().ledger
     sent: list[Sending] = []
+    queued: list[tuple[Priority, Message]] = []
     for start in range(0, len(notifications), CHUNK):
         chunk = notifications[start : start + CHUNK]
         try:
-            sent += _accept_chunk(app, ledger, chunk)
-        except NotAccepted as error:
-            left = [n.user_id for n in notifications[start:]]
-            raise NotAccepted(error.notification_id, left) from error.__cause__
+            accepted = ledger.accept(chunk)
+        except StateUnavailable as error:
+            _publish_accepted(app, queued)
+            queued = []
+            try:
+                sent += _without_ledger(app, ledger, chunk, error)
+            except NotAccepted as failure:
+                left = [n.user_id for n in notifications[start:]]
+                raise NotAccepted(failure.notification_id, left) from failure.__cause__
+            continue
+        for n, a in zip(chunk, accepted, strict=True):
+            sent.append(Sending(n.notification_id, n.user_id, a.status))
+            if a.status == "queued":
+                queued.append((a.queue, Message(n, a.accepted_us, a.epoch)))
+        for channel, count in Counter(n.channel for n in chunk).items():
+            metrics.ACCEPTED.labels(channel).inc(count)
+        if len(queued) >= RECIPIENTS:
+            _publish_accepted(app, queued)
+            queued = []
+    _publish_accepted(app, queued)
     return sent
 
 
@@ -69,21 +86,11 @@ def check_channels(notifications: Iterable[Notification]) -> None:
             raise InvalidNotification("channel", f"{name!r:.80} is not one of {', '.join(sorted(channels.known()))}")
 
 
-def _accept_chunk(app: Celery, ledger: Ledger, chunk: Sequence[Notification]) -> list[Sending]:
-    try:
-        accepted = ledger.accept(chunk)
-    except StateUnavailable as error:
-        return _without_ledger(app, ledger, chunk, error)
-    queued: list[tuple[Priority, Message]] = []
-    for n, a in zip(chunk, accepted, strict=True):
-        metrics.ACCEPTED.labels(n.channel).inc()
-        if a.status == "queued":
-            queued.append((a.queue, Message(n, accepted_us=a.accepted_us, epoch=a.epoch)))
+def _publish_accepted(app: Celery, queued: Sequence[tuple[Priority, Message]]) -> None:
     try:
         publish(app, queued)
     except _publish_errors(app) as error:
         metrics.degraded("publish", type(error).__name__)
-    return [Sending(n.notification_id, n.user_id, a.status) for n, a in zip(chunk, accepted, strict=True)]
 
 
 def _without_ledger(
@@ -105,10 +112,14 @@ def _without_ledger(
 
 def publish(app: Celery, messages: Iterable[tuple[Priority, Message]]) -> None:
     """Publish, recipients of one payload together. Raises the broker's errors, within about half a second."""
-    groups = [
-        (queue, [message for _, message in group])
-        for (queue, _), group in groupby(messages, key=lambda pair: (pair[0], _shared(pair[1])))
-    ]
+    groups: list[tuple[Priority, list[Message]]] = []
+    last: object = None
+    for queue, message in messages:
+        alike = queue, _shared(message)
+        if alike != last or len(groups[-1][1]) >= RECIPIENTS:
+            groups.append((queue, []))
+            last = alike
+        groups[-1][1].append(message)
     if not groups:
         return
     begun_s = time.monotonic()
@@ -164,9 +175,11 @@ def _send(
     )
 
 
-def _shared(message: Message) -> Message:
-    """What recipients of one message have in common."""
-    return replace(message, notification=replace(message.notification, user_id=""), epoch="")
+def _shared(message: Message) -> tuple[object, ...]:
+    """What recipients of one message have in common. Its time is the first one's."""
+    n = message.notification
+    return (n.body, n.notification_id, n.channel, n.category, n.priority, n.ttl_us, n.collapse_key, n.not_before_us,
+            n.chosen, message.accepted_us > 0, message.unledgered, message.again)  # fmt: skip
 
 
 @lru_cache(maxsize=32)

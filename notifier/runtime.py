@@ -73,6 +73,8 @@ class Runtime:
             self.limiter.close()
         if "store" in made:
             self.store.close()
+        if "ledger" in made:
+            self.ledger.close()
         if "client" in made:
             self.client.close()
 

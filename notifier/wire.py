@@ -87,7 +87,7 @@ class Message:
 
 def batch_to_kwargs(messages: Sequence[Message]) -> dict[str, Any]:
     """One message to many: they differ in user and epoch (one a shard) only."""
-    kwargs = messages[0].to_kwargs()
+    kwargs = messages[0].to_kwargs() | {"accepted_us": min(m.accepted_us for m in messages)}
     for name in ("user_id", "epoch"):
         kwargs.pop(name, None)
     return {"user_ids": [m.notification.user_id for m in messages], "epochs": [m.epoch for m in messages], **kwargs}
@@ -98,10 +98,20 @@ def batch_from_kwargs(kwargs: Mapping[str, Any], *, redelivered: bool = False) -
     shared = {name: value for name, value in kwargs.items() if name not in ("user_ids", "epochs")}
     users = kwargs["user_ids"]
     epochs = kwargs.get("epochs") or [""] * len(users)
+    if not users:
+        return []
+    if "body" not in kwargs:  # sent by name, with a bare payload: each is checked
+        return [Message.from_kwargs({**shared, "user_id": user}, redelivered=redelivered) for user in users]
+    first = Message.from_kwargs({**shared, "user_id": users[0]}, redelivered=redelivered)
+    n = first.notification
     return [
-        Message.from_kwargs({**shared, "user_id": user, "epoch": epoch}, redelivered=redelivered)
+        Message(
+            Notification(user, n.body, n.notification_id, n.channel, n.category, n.priority, n.ttl_us, n.collapse_key,
+                         n.not_before_us, n.chosen),
+            first.accepted_us, epoch, first.unledgered, first.again,
+        )
         for user, epoch in zip(users, epochs, strict=True)
-    ]
+    ]  # fmt: skip
 
 
 def fields_of(n: Notification) -> dict[str, Any]:

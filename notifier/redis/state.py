@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from redis import ConnectionPool, Redis
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, BusyLoadingError, ConnectionError, RedisError, TimeoutError
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ConnectionError,
+    NoScriptError,
+    RedisError,
+    TimeoutError,
+)
 from redis.retry import Retry
 
 from notifier.errors import StateUnavailable
+from notifier.redis.client import Connections
+from notifier.redis.scripts import Argument, Script
 
 T = TypeVar("T")
 
@@ -27,6 +36,37 @@ class _Pool(ConnectionPool):
             raise
         except (ConnectionError, TimeoutError) as error:
             raise _NotSent(type(error).__name__) from error
+
+
+class Calls(Connections):
+    """Bare connections to state Redis, for scripts. Every one is looked at before it is used: a call that went into a
+    connection the server had closed would be called ambiguous."""
+
+    quiet_s = 0.0
+
+    def _connection(self) -> Any:
+        connection = super()._connection()
+        try:
+            connection.connect()
+        except (BusyLoadingError, AuthenticationError):
+            raise
+        except (ConnectionError, TimeoutError) as error:
+            raise _NotSent(type(error).__name__) from error
+        return connection
+
+    def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
+        """Run a script: one round trip, two where the server does not know it yet. Raises redis-py's errors."""
+        try:
+            return self.ask("EVALSHA", script.digest, len(keys), *keys, *arguments)
+        except NoScriptError:
+            return self.ask("EVAL", script.text, len(keys), *keys, *arguments)
+
+    def ask(self, *command: Argument) -> Any:
+        """One command. Raises redis-py's errors."""
+        (reply,) = self.call([command])
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
 
 def connect_state(url: str, timeout_s: float) -> Redis:
