@@ -82,6 +82,8 @@ class Model(Scripts):
                 yield f"a probe runs: {n} is republished", int(slow), change(s, {REDEL + n: 1, PROBE: ""})
         yield from self.broker_steps(s, n, faults, safe)
         may_age = s[MARK + n] == "t" or not (s[MARK + n] or s[OLD + n])
+        if s[MARK + n] and s[ORPHAN + n] and s[ROW + n] and "orphan_mark" in self.rules:
+            may_age = False  # the mark of a row of another epoch outlives the row
         if not s[PLACE + n] and s[PROD + n] and may_age and not (safe and "late_life" in self.rules):
             yield f"life of {n} over: mark gone, copies old", 0, change(s, {OLD + n: 1, MARK + n: ""})
         if s[ROW + n] == "s":
@@ -168,7 +170,7 @@ class Model(Scripts):
                 ROW + n: {"x": "", "p": "p", "k": "f"}[do]
                 for n, do in todo.items()
                 if do == "x" or s[ROW + n] not in ("", "p")
-            }
+            } | {ORPHAN + n: 0 for n, do in todo.items() if do != "k" and s[END + n]}
             ended = "".join(str(n) for n in todo if todo[n] == "x")
             then = "T" + ended if ended and not self.licence else ""
             yield f"replay: rows {items}", 0, change(s, rows, REPLAYERS, replayer, then)

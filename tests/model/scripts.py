@@ -28,7 +28,7 @@ from tests.model.state import (
 RULES = frozenset(
     {
         "licence", "order_by_seq", "row_denial", "skip_parked", "stale_row", "epoch", "carrier", "waiting_kept",
-        "late_life", "reconcile", "probe_again", "row_starts",
+        "late_life", "reconcile", "probe_again", "row_starts", "orphan_mark",
     }
 )  # fmt: skip
 # Put in: `held` (a mark without TTL while a row waits) and `claim_order` (rows claimed in seq order). Each looks as if
@@ -130,7 +130,7 @@ class Scripts:
         s[WAITING] -= s[COUNTED + n]
         if s[WAITING] < 0:
             raise Violation("I5: waiting is negative")
-        s[COUNTED + n] = s[DENIED + n] = s[BEHIND + 1 - n] = s[ORPHAN + n] = 0
+        s[COUNTED + n] = s[DENIED + n] = s[BEHIND + 1 - n] = 0
         s[DEFERRED] = s[DEFERRED].replace(str(n), "")
         s[END + n], s[PLACE + n], s[MARK + n] = "e", "", "t" if self.licence or not row else "n"
         if what == "parked":  # keeps its licence until a person decides

@@ -46,6 +46,7 @@ WITHOUT: list[tuple[str, str, dict[str, Any]]] = [
     ("row_denial", "", {"budget": 0, "scheduled": (0,)}),
     ("stale_row", "", {"one": True, "budget": 0}),
     ("epoch", "", {"one": True, "budget": 1, "flush": True, "replayers": 1, **CALM}),
+    ("orphan_mark", "", {"one": True, "budget": 2, "flush": True, **CALM}),
     ("skip_parked", "", {"one": True, "budget": 2}),
     ("carrier", "", {"budget": 2, "workers": 1, "redis_away": False}),
     ("late_life", "", {"one": True, "budget": 1, "ledger_down": True}),
