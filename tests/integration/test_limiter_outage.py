@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 
 from notifier import Limiter, Settings
 from notifier.embedded.valkey import Valkey
+from notifier.lab.proxy import Proxy
 from notifier.limits.limiter import Request
 from notifier.notification import Identity
 from notifier.redis import keys
@@ -273,3 +274,18 @@ def test_lost_connections_are_not_counted_against_a_bound(server: Valkey, admin:
             eventually(lambda: limiter.acquire("b", priority="bulk").level != "unavailable")
             admin.client_kill_filter(_type="normal", skipme=True)
         eventually(lambda: limiter.acquire("b", priority="bulk").level != "unavailable")
+
+
+def test_replies_that_come_too_late_are_an_outage_and_their_loans_are_charged_once(server: Valkey) -> None:
+    """The server is well and has done it; only nobody hears."""
+    with contextlib.closing(Proxy(server.port)) as proxy:
+        url = server.url().replace(f":{server.port}/", f":{proxy.port}/")
+        with limiter_at(url, user_limit="1/hour burst 10", local_bucket="20/s burst 20") as limiter:
+            limiter.acquire("somebody")
+            eventually(lambda: limiter.state().loans == 0)
+            proxy.hold(replies_only=True)
+            assert limiter.acquire("a").source == "local"
+            eventually(lambda: limiter.state().outage == "timeout")
+            proxy.release()
+            eventually(lambda: limiter.state().up and limiter.state().loans == 0)
+            assert sum(limiter.acquire("a").granted for _ in range(20)) == 9
