@@ -99,7 +99,6 @@ NOW_US = int(time.time() * 1e6)
                 "errors": [""] * 500,
                 "digests": [""] * 500,
                 "seqs": [0] * 500,
-                "seqs": [0] * 500,
             },
             "dead_letters_pkey",
         ),
