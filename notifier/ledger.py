@@ -226,14 +226,6 @@ class Ledger:
         entries: list[Any] = call(pipe.execute)
         return [int(entry.split()[4]) if entry else 0 for entry in entries]
 
-    def seqs(self, identities: Sequence[Identity]) -> list[int]:
-        """What accept gave to each; 0 where nothing is held any more."""
-        pipe = self.client.pipeline(transaction=False)
-        for identity in identities:
-            pipe.hget(f"{prefix_of(identity.user_id)}ledger", identity_part(identity))
-        entries: list[Any] = call(pipe.execute)
-        return [int(entry.split()[4]) if entry else 0 for entry in entries]
-
     def counts(self) -> Counts:
         """Sums over all shards, each consistent in itself."""
         totals: dict[str, int] = {}
