@@ -115,7 +115,12 @@ def backlog(settings: Settings, number: int) -> list[Row]:
     expected_s = (number - limit.burst) / limit.rate
     limiter.close()
     store.close()
-    detail: dict[str, Any] = {"rows": number, "claimed": total.claimed, "delivered": total.replayed, "paced": total.paced}
+    detail: dict[str, Any] = {
+        "rows": number,
+        "claimed": total.claimed,
+        "delivered": total.replayed,
+        "paced": total.paced,
+    }
     return [
         row("replay: claims for each delivered row", total.claimed / total.replayed, "<= 1.5", COMMAND, **detail),
         row("replay: periods until the others are out", others_out_after, "<= 2", COMMAND, others=OTHERS),
