@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,8 @@ from collections.abc import Iterator
 import pytest
 
 from notifier.embedded.valkey import Valkey
+from notifier.gateway.presence import online
+from notifier.redis.client import connect
 from tests.gateway import Writer
 from tests.support import eventually, free_port
 
@@ -54,13 +57,14 @@ def test_listen_prints_what_arrives_and_feed_what_arrived(
 
 
 def test_gateway_ends_calmly_at_term_with_clients_connected(
-    environment: dict[str, str], gateway: subprocess.Popen[str]
+    environment: dict[str, str], gateway: subprocess.Popen[str], valkey: Valkey
 ) -> None:
     listener = subprocess.Popen(
         [sys.executable, "-m", "notifier", "listen", "ann"], env=environment, stderr=subprocess.PIPE, text=True
     )
     try:
-        eventually(lambda: run(environment, "listen", "ann", "--count", "1", "--last-id", "$").returncode == 1)
+        with contextlib.closing(connect(valkey.url(), 2.0)) as client:
+            eventually(lambda: online(client, ["ann"]), timeout_s=60)
         gateway.send_signal(signal.SIGTERM)
         assert gateway.wait(20) == 0
     finally:
