@@ -23,7 +23,7 @@ NOISY = "noisy"
 
 def rows(quick: bool) -> list[Row]:
     """Times in milliseconds; the noisy neighbour as a ratio."""
-    seconds, rounds = (2.0, 2) if quick else (5.0, 5)
+    seconds, rounds = (2.0, 2) if quick else (4.0, 4)
     with on_stage(gateway=True) as stage, crowd(stage, USERS) as ours, crowd(stage, USERS, "peer") as peers:
         for warm in (lambda: ours.capacity(ours.ours, 100), lambda: peers.capacity(peers.push, 100),
                      lambda: peers.capacity(peers.insert, 100)):  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.row import Row, median, row, spread
@@ -25,8 +25,8 @@ _numbers = itertools.count()
 def rows(quick: bool) -> list[Row]:
     """Ratios of tasks a second."""
     with on_stage() as stage:
-        bench = _Bench(stage, seconds=0.8 if quick else 3.0)
-        for _ in range(2 if quick else 7):
+        bench = Bench(stage, seconds=0.7 if quick else 3.0)
+        for _ in range(3 if quick else 5):
             bench.one_round()
     rates = bench.rates
     ratio = {name: [a / b for a, b in zip(rates[name], rates["empty"], strict=True)] for name in rates}
@@ -44,7 +44,7 @@ def rows(quick: bool) -> list[Row]:
     ]  # fmt: skip
 
 
-class _Bench:
+class Bench:
     """`rates` a second by kind, a number a round; `cpu_us` by kind: CPU microseconds of each process, last round."""
 
     def __init__(self, stage: Stage, seconds: float) -> None:
@@ -56,17 +56,20 @@ class _Bench:
         self._fan_out(500)
         self._count = max(100, int(rate * seconds))
 
-    def one_round(self) -> None:
+    def one_round(self, kinds: Sequence[str] = ("empty", "single", "insert", "fan_out")) -> None:
         """Each kind once."""
-        for name, fill in (("empty", self._empty), ("single", self._single), ("insert", self._insert)):
+        fills = {"empty": self._empty, "single": self._single, "insert": self._insert}
+        for name in kinds:
+            if name == "fan_out":
+                users = 10 * self._count
+                before, begun_s = self._stage.cpu_s(), time.perf_counter()
+                self._fan_out(users)
+                self._note(name, users, before, begun_s)
+                continue
             with self._stage.held():
-                fill(self._count)
+                fills[name](self._count)
                 before, begun_s = self._stage.cpu_s(), time.perf_counter()
             self._note(name, self._count, before, begun_s)
-        users = 10 * self._count
-        before, begun_s = self._stage.cpu_s(), time.perf_counter()
-        self._fan_out(users)
-        self._note("fan_out", users, before, begun_s)
 
     def _note(self, name: str, count: int, before: dict[str, float], begun_s: float) -> None:
         self.rates[name].append(count / (self._stage.drained() - begun_s))
