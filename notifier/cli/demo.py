@@ -38,12 +38,12 @@ def command(seconds: float, open_page: bool, keep: bool, as_json: bool) -> None:
 
     Exit code 0 only if nothing was lost, doubled, out of order or over the limit.
     """
-    from notifier.cli.signals import ended_by_signals, ignore_signals
+    from notifier.cli.signals import asked_by_signals, ignore_signals
     from notifier.lab import demo
 
-    with ended_by_signals(), ExitStack() as running:
+    with asked_by_signals() as asked, ExitStack() as running:
         with _display() as say:
-            installation = running.enter_context(demo.installed(say))
+            installation = running.enter_context(demo.installed(say, asked.check))
             running.callback(ignore_signals)  # before anything is stopped
             if open_page and not webbrowser.open(installation.page):
                 click.echo(f"no browser to open; the live page: {installation.page}", err=True)

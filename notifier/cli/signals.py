@@ -68,6 +68,6 @@ def undisturbed() -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """From now on, within ended_by_signals(): a second Ctrl-C must not leave half of it running."""
+    """From now on, within the two above: a second Ctrl-C must not leave half of it running."""
     for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)

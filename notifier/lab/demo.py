@@ -89,10 +89,10 @@ Say = Callable[[Progress], None]
 
 
 @contextlib.contextmanager
-def installed(say: Say) -> Iterator[Demo]:
+def installed(say: Say, check: Callable[[], None] = lambda: None) -> Iterator[Demo]:
     """Servers, workers, beat and gateway of the demo's own; nothing is left of them behind. Raises NotifierError.
 
-    Limits and the like come from the environment.
+    Limits and the like come from the environment. `check` is called all the time, and ends it by raising.
     """
     home = Path(tempfile.mkdtemp(prefix="notifier-demo-"))
     servers = Servers()
@@ -101,6 +101,7 @@ def installed(say: Say) -> Iterator[Demo]:
         stack.callback(servers.remove)
         # Of the settings only the directory counts as named, so that every server is started here.
         servers.start(Settings.model_construct(data_dir=home), say=lambda text: say(Progress(f"starting {text}")))
+        check()
         named = servers.urls | {"NOTIFIER_SECRET": secrets.token_urlsafe(48), "NOTIFIER_LIVE_PAGE": "true"}
         settings = Settings(**{name.removeprefix("NOTIFIER_").lower(): value for name, value in named.items()})
         say(Progress("migrating the database"))
@@ -108,7 +109,7 @@ def installed(say: Say) -> Iterator[Demo]:
         runtime.close()
         runtime.get(settings)
         stack.callback(runtime.close)
-        demo = Demo(home, settings, raw_values() | named, servers)
+        demo = Demo(home, settings, raw_values() | named, servers, check)
         stack.callback(demo.stop)
         say(Progress("starting workers, beat and gateway"))
         demo.start()
@@ -118,8 +119,10 @@ def installed(say: Say) -> Iterator[Demo]:
 class Demo:
     """A running installation, and the traffic through it."""
 
-    def __init__(self, home: Path, settings: Settings, variables: dict[str, str], servers: Servers) -> None:
-        self._settings = settings
+    def __init__(
+        self, home: Path, settings: Settings, variables: dict[str, str], servers: Servers, check: Callable[[], None]
+    ) -> None:
+        self._settings, self._check = settings, check
         self._metrics_dir = home / "metrics"
         self._metrics_dir.mkdir()
         self._stack = Stack(
@@ -140,7 +143,7 @@ class Demo:
 
     def start(self) -> None:
         """Start the processes and wait until they work."""
-        self._stack.start()
+        self._stack.start(while_waiting=self._check)
 
     @property
     def page(self) -> str:
@@ -174,6 +177,7 @@ class Demo:
                 member.start()
             tell()
             while True:
+                self._check()
                 self._controls.tick()
                 time.sleep(LOOK_S)
 
@@ -201,6 +205,7 @@ class Demo:
         until_s = time.monotonic() + seconds
         report_s = 0.0
         while not done() and time.monotonic() < until_s:
+            self._check()
             seqs, now_us = stores.waiting_now(runtime.get().client, list(self._waiting_since_us))
             for user_id, found in seqs.items():
                 since = self._waiting_since_us[user_id]
@@ -242,8 +247,7 @@ class Demo:
         quiet_ms = self._quiet_ms(sockets)
         loans = 0 if self._settings.local_bucket.off else WORKERS * CONCURRENCY
         excess = [
-            account.limit_excess([f.granted_us for f in of_one], self._limit, loans)
-            for of_one in of_user.values()
+            account.limit_excess([f.granted_us for f in of_one], self._limit, loans) for of_one in of_user.values()
         ]
         counts = self._counts()
         named: dict[str, Any] = {
