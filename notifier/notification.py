@@ -57,6 +57,11 @@ class Notification:
         """(user_id, channel, notification_id)"""
         return Identity(self.user_id, self.channel, self.notification_id)
 
+    def to(self, user_id: str) -> Notification:
+        """The same to another user. Not checked."""
+        return Notification(user_id, self.body, self.notification_id, self.channel, self.category, self.priority,
+                            self.ttl_us, self.collapse_key, self.not_before_us, self.chosen)  # fmt: skip
+
     @classmethod
     def create(
         cls,

@@ -166,7 +166,7 @@ def _send(
         name,
         message,
         queue=_queue(queue),  # as an object: a name would be looked up, and made, in the app's own queues
-        declare=_declared(queue, app.connection_for_write().transport_cls),
+        declare=_declared(app, queue),
         serializer="json",
         delivery_mode=2,
         retry=False,
@@ -189,9 +189,10 @@ def _queue(name: str) -> Any:
     return Queue(name, queue_arguments={"x-queue-type": "quorum"})
 
 
-def _declared(name: str, transport: object) -> tuple[Any, ...]:
+@lru_cache(maxsize=64)
+def _declared(app: Celery, name: str) -> tuple[Any, ...]:
     """RabbitMQ drops what is sent to a queue that nobody has declared; Redis needs no declaring."""
-    return (_queue(name),) if "amqp" in str(transport) else ()
+    return (_queue(name),) if "amqp" in str(app.connection_for_write().transport_cls) else ()
 
 
 @lru_cache(maxsize=8)

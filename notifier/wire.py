@@ -103,15 +103,10 @@ def batch_from_kwargs(kwargs: Mapping[str, Any], *, redelivered: bool = False) -
     if "body" not in kwargs:  # sent by name, with a bare payload: each is checked
         return [Message.from_kwargs({**shared, "user_id": user}, redelivered=redelivered) for user in users]
     first = Message.from_kwargs({**shared, "user_id": users[0]}, redelivered=redelivered)
-    n = first.notification
     return [
-        Message(
-            Notification(user, n.body, n.notification_id, n.channel, n.category, n.priority, n.ttl_us, n.collapse_key,
-                         n.not_before_us, n.chosen),
-            first.accepted_us, epoch, first.unledgered, first.again,
-        )
+        Message(first.notification.to(user), first.accepted_us, epoch, first.unledgered, first.again)
         for user, epoch in zip(users, epochs, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def fields_of(n: Notification) -> dict[str, Any]:

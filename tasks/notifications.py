@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from inspect import signature
 from itertools import islice
@@ -90,7 +89,7 @@ class SendNotifications(NotificationTask):
             accepted = []
             for position, user in found:
                 try:
-                    accepted.append(replace(shared, user_id=clean_user_id(user)))
+                    accepted.append(shared.to(clean_user_id(user)))
                 except InvalidNotification as error:
                     rejected[position] = str(error).removeprefix("user_id: ")
             if accepted:

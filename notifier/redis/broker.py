@@ -21,6 +21,16 @@ class BoundedChannel(Channel):  # type: ignore[misc]
         params: dict[str, Any] = super()._connparams(asynchronous)
         return params | {"retry": Retry(NoBackoff(), 0)}
 
+    def _create_client(self, asynchronous: bool = False) -> Any:
+        """One client for as long as the pool lives; kombu makes one for every message."""
+        if asynchronous:
+            return super()._create_client(asynchronous=True)
+        pool = self.pool
+        client = self.__dict__.get("_kept_client")
+        if client is None or client.connection_pool is not pool:
+            client = self._kept_client = super()._create_client()
+        return client
+
 
 class BoundedTransport(Transport):  # type: ignore[misc]
     """The transport of such channels."""
