@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import Any
 
 from celery import bootsteps
 from redis import Redis
+from redis.exceptions import RedisError
 
 from notifier import metrics, producer
 from notifier.redis.client import connect
 from notifier.redis.keys import PREFIX
+from notifier.redis.state import risks
 from notifier.settings import Settings
 from notifier.wire import CONTROL, REPLAY_DEAD_LETTERS, SWEEP_UNSETTLED
 from tasks.beat import REPLAYED
@@ -45,6 +48,9 @@ class ReplayWatch(bootsteps.StartStopStep):
 
     def _run(self, app: Any) -> None:
         client = connect(Settings().redis_url, TIMEOUT_S)
+        with suppress(RedisError):  # away, or it may not be asked: not what this is about
+            for what, problem in risks(client).items():
+                metrics.degraded(what, problem)
         wait_s = float(MISSED_S)  # a worker that has just started has not missed anything
         while not self._stop.wait(wait_s):
             wait_s = LOOK_EVERY_S

@@ -97,3 +97,20 @@ def call(run: Callable[[], T]) -> T:
         raise StateUnavailable(f"state Redis: {type(error).__name__}", ambiguous=True) from error
     except RedisError as error:
         raise StateUnavailable(f"state Redis refuses: {type(error).__name__}") from error
+
+
+def risks(client: Redis) -> dict[str, str]:
+    """What a server is set to that breaks the promise that nothing is lost, and the way out. Raises RedisError."""
+    found = {}
+    policy = _text(client.info("memory").get("maxmemory_policy", "noeviction"))
+    if policy != "noeviction":
+        found["state_redis_evicts"] = (
+            f"state Redis may throw keys away (maxmemory-policy {policy}): set it to noeviction"
+        )
+    if not client.info("persistence").get("aof_enabled", 1):
+        found["state_redis_forgets"] = "state Redis forgets everything at a restart: set appendonly to yes"
+    return found
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
