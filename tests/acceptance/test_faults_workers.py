@@ -69,8 +69,8 @@ def test_a_worker_ends_under_load(site_on: Site, how: str) -> None:
                 workers[0].kill()
             else:
                 os.kill(workers[0].pid, getattr(signal, f"SIG{how}"))
-    workers[0].ended(timeout_s=BACK_S)
-    site_on.settled(120, timeout_s=BACK_S)
+    workers[0].ended()
+    site_on.settled(120, timeout_s=3 * BACK_S)  # a claim may run out twice; how soon is tested above
     assert each_once(site_on, 120)
 
 
