@@ -42,7 +42,7 @@ MEANINGS = {
 )
 @click.option("--broker", type=click.Choice(["redis", "rabbitmq"]), default="redis", show_default=True)
 @click.option(
-    "--keep", type=click.Path(path_type=Path, file_okay=False), default=None, help="Keep logs, lists and data there."
+    "--keep", type=click.Path(path_type=Path, file_okay=False), default=None, help="Keep logs and lists there."
 )
 @click.option("--json", "as_json", is_flag=True, help="End with the result as one JSON object on one line.")
 def command(seconds: float, seed: int | None, broker: Broker, keep: Path | None, as_json: bool) -> None:
