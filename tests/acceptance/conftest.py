@@ -25,7 +25,7 @@ from tasks.app import create_app
 from tests.support import eventually
 
 LIMIT = "5/s burst 3"
-AT_REST = ("waiting", "in_flight")
+PATIENCE_S = 60.0  # for a busy machine
 
 
 class Process:
@@ -45,7 +45,7 @@ class Process:
         """All it has logged."""
         return self.log.read_text(errors="replace")
 
-    def says(self, text: str, timeout_s: float = 60.0) -> Process:
+    def says(self, text: str, timeout_s: float = PATIENCE_S) -> Process:
         """Wait until it has logged this."""
         eventually(lambda: text in self.text or self._process.poll() is not None, timeout_s=timeout_s)
         assert text in self.text, tail(self.log, 40)
@@ -128,7 +128,7 @@ class Site:
         """The books."""
         return runtime.get().ledger.counts()
 
-    def settled(self, accepted: int, timeout_s: float = 30.0) -> Counts:
+    def settled(self, accepted: int, timeout_s: float = PATIENCE_S) -> Counts:
         """Wait until all that was accepted has ended; the books, which balance."""
 
         def balanced() -> Counts:

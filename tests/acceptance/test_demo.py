@@ -76,5 +76,5 @@ def test_ctrl_c_ends_it_and_all_it_started(tmp_path: Path) -> None:
     assert process.poll() is None, log.read_text()
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 0, log.read_text()
-    eventually(lambda: descendants() == [])
+    eventually(lambda: descendants() == [], timeout_s=60)
     assert "Traceback" not in log.read_text()

@@ -87,7 +87,7 @@ def test_it_is_kept_and_others_go_on(doomed: Site, tmp_path: Path, fate: str) ->
     send_notification.delay("anna", fate, channel="doomed", notification_id="n1")
     for number in range(5):
         send_notification.delay(f"user-{number}", "fine", channel="doomed")
-    eventually(lambda: lines(tmp_path / "sent") == ["fine"] * 5, timeout_s=30)
+    eventually(lambda: lines(tmp_path / "sent") == ["fine"] * 5, timeout_s=60)
     assert fate in lines(tmp_path / "started")
     assert doomed.counts.delivered == 5
     assert doomed.counts.waiting + doomed.counts.in_flight + doomed.counts.parked == 1
@@ -108,5 +108,5 @@ def test_poison_parks_after_five_starts(doomed: Site, tmp_path: Path) -> None:
     assert len(lines(tmp_path / "started")) <= 5
     send_notification.delay("bert", "fine", channel="doomed")
     doomed.settled(2)
-    eventually(lambda: runtime.get().store.counts().parked == 1)
+    eventually(lambda: runtime.get().store.counts().parked == 1, timeout_s=60)
     assert runtime.get().store.missing([Identity("anna", "doomed", "n1")]) == []

@@ -99,7 +99,7 @@ def test_an_app_that_only_sends_needs_nothing_else(site: Site) -> None:
     """No Celery app of theirs, no tasks: by name."""
     notification_id = site.python(NOTIFY)
     site.worker()
-    eventually(lambda: site.payloads("anna") == ["by name"])
+    eventually(lambda: site.payloads("anna") == ["by name"], timeout_s=60)
     assert site.frames("anna")[0]["notification_id"] == notification_id
 
 

@@ -19,7 +19,7 @@ def test_from_delay_to_the_feed_at_once_and_later(make_site: Callable[..., Site]
     for number in range(8):
         send_notification.delay("anna", number)
     send_notifications.delay([f"user-{n}" for n in range(150)], {"for": "all"})
-    counts = site.settled(158, timeout_s=60)
+    counts = site.settled(158)
     assert counts.replayed == counts.deferrals > 0
     assert sorted(site.payloads("anna")) == list(range(8))
     assert [site.payloads(f"user-{n}") for n in range(150)] == [[{"for": "all"}]] * 150
@@ -36,5 +36,5 @@ def test_a_worker_frozen_and_killed_with_messages_in_hand(make_site: Callable[..
         send_notification.delay(f"user-{number}", number)
     frozen.kill()
     site.worker()
-    site.settled(6, timeout_s=20)
+    site.settled(6)
     assert [site.payloads(f"user-{number}") for number in range(6)] == [[n] for n in range(6)]

@@ -70,7 +70,7 @@ def test_sent_while_both_are_away_it_is_refused_and_may_be_sent_again(
         result = send_notification.delay("anna", "again", notification_id=refused.value.notification_id)
         assert result.id == refused.value.notification_id
     site.worker()
-    eventually(lambda: site.payloads("anna") == ["again"])
+    eventually(lambda: site.payloads("anna") == ["again"], timeout_s=60)
     assert site.counts.duplicate == 1
 
 

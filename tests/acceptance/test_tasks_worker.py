@@ -62,7 +62,7 @@ def test_whatever_json_can_say_arrives_as_it_was_said(make_site: Callable[..., S
     for number, value in enumerate(JSON_KINDS):
         send_notification.delay(f"user-{number}", value)
         send_notification.delay(f"user-{number}", value)
-    eventually(lambda: site.counts.deferrals == len(said) == site.counts.delivered)
+    eventually(lambda: site.counts.deferrals == len(said) == site.counts.delivered, timeout_s=60)
     site.beat()
     assert site.settled(2 * len(said)).replayed == len(said)
     assert [raw_bodies(f"user-{n}") for n, _ in enumerate(said)] == [[body, body] for body in said]
@@ -86,10 +86,10 @@ def test_a_worker_frozen_and_killed_with_messages_in_hand(site: Site) -> None:
     frozen.freeze()
     for number in range(6):
         send_notification.delay(f"user-{number}", number)
-    eventually(lambda: site.counts.accepted == 6)
+    eventually(lambda: site.counts.accepted == 6, timeout_s=60)
     frozen.kill()
     site.worker()
-    site.settled(6, timeout_s=20)
+    site.settled(6)
     assert [site.payloads(f"user-{number}") for number in range(6)] == [[n] for n in range(6)]
     assert beat.stop() == 0
 
@@ -108,11 +108,11 @@ def test_killed_in_the_middle_of_a_message(make_site: Callable[..., Site], fresh
     state.freeze()
     signal_tree(worker.pid, signal.SIGCONT)
     with Redis.from_url(site.settings.broker_url) as client:
-        eventually(lambda: client.hlen("unacked") >= 2)
+        eventually(lambda: client.hlen("unacked") >= 2, timeout_s=60)
     worker.kill()
     state.thaw()
     site.worker()
-    site.settled(5, timeout_s=20)
+    site.settled(5)
     assert [site.payloads(f"user-{number}") for number in range(1, 5)] == [[n] for n in range(1, 5)]
 
 
@@ -136,7 +136,7 @@ def test_children_that_are_replaced_all_the_time_leave_nothing_behind(site: Site
     worker = site.worker("--max-tasks-per-child", "3")
     for number in range(60):
         send_notification.delay(f"user-{number}", number)
-    site.settled(60, timeout_s=60)
+    site.settled(60)
     assert [site.payloads(f"user-{number}") for number in range(60)] == [[n] for n in range(60)]
     assert worker.stop() == 0
 
@@ -155,7 +155,7 @@ def test_nothing_of_a_payload_or_a_password_is_logged(site: Site, broker: Redis)
         broker.lpush("notifier.normal", _message(task, content_type, body))
     broker.lpush("notifier.normal", _message("notifier.send_notification", "application/json", "bm90IGpzb24gY2FuYXJ5"))
     site.settled(6)
-    eventually(lambda: broker.llen("notifier.normal") == 0)
+    eventually(lambda: broker.llen("notifier.normal") == 0, timeout_s=60)
     worker.says("notifier.of_a_newer_version").says("cannot be read").says("Refusing to deserialize")
     assert (beat.stop(), worker.stop()) == (0, 0)
     password = site.settings.redis_url.split(":")[2].split("@")[0]
@@ -191,6 +191,6 @@ def test_without_a_beat_workers_replay_themselves(site: Site) -> None:
     worker = site.worker()
     for number in range(8):
         send_notification.delay("anna", number)
-    site.settled(8, timeout_s=60)
+    site.settled(8)
     assert sorted(site.payloads("anna")) == list(range(8))
     worker.says("no replay ran for 10 s")
