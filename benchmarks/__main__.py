@@ -1,6 +1,6 @@
 """Runs the benchmarks: every module here that offers `rows(quick)`.
 
-python -m benchmarks                      all of them; results and plots go to docs/benchmarks/
+python -m benchmarks                      all of them; results, plots and the table of docs/performance.md are kept
 python -m benchmarks throughput           one
 python -m benchmarks --quick --json       under three minutes, writes nothing; the last line is JSON
 """
@@ -18,7 +18,7 @@ from types import ModuleType
 import click
 
 import benchmarks
-from benchmarks import plot
+from benchmarks import plot, table
 from benchmarks.fingerprint import fingerprint
 from benchmarks.row import Row
 
@@ -94,6 +94,7 @@ def _keep(name: str, rows: list[Row], marks: dict[str, str]) -> None:
     barred = [row for row in rows if row.bar]
     if barred:
         (OUT / f"{name}.svg").write_text(plot.bars(barred))
+    table.update()
 
 
 if __name__ == "__main__":
