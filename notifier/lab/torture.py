@@ -254,27 +254,29 @@ class _Torture:
 
     def _drain(self, sockets: Sockets) -> None:
         """Until nothing is on its way any more, or nothing moves."""
-        seen: list[object] = [None, time.monotonic()]
+        last: tuple[int, ...] = ()
+        moved_s = time.monotonic()
 
         def over() -> bool:
+            nonlocal last, moved_s
             try:
                 counts = self._counts()
             except Unavailable:
                 return False
             state = (counts.in_flight, counts.waiting, counts.deferred)
-            if seen[0] != (moved := (*state, len(sockets.frames))):
-                seen[:] = [moved, time.monotonic()]
-            self._stuck = time.monotonic() - float(str(seen[1])) > NO_PROGRESS_S
+            if last != (now := (*state, len(sockets.frames))):
+                last, moved_s = now, time.monotonic()
+            self._stuck = time.monotonic() - moved_s > NO_PROGRESS_S
             return not any(state) or self._stuck
 
         self._say("draining")
         self._wait(over, MOST_DRAIN_S)
         self._say(f"drained: in flight {self._counts().in_flight}, waiting {self._counts().waiting}")
         # With nobody left to deliver, stores and sockets can be compared to the last one.
-        last = [self._stack.members["beat"], *self._stack.workers]
-        for member in last:
+        senders = [self._stack.members["beat"], *self._stack.workers]
+        for member in senders:
             member.terminate()
-        for member in last:
+        for member in senders:
             member.wait(STOP_S)
         delivered = self._counts().delivered
         until_s = time.monotonic() + ARRIVE_S
