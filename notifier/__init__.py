@@ -16,15 +16,26 @@ from notifier.settings import Settings
 if TYPE_CHECKING:
     from notifier.limits.limiter import Limiter, Verdict
     from notifier.limits.local import LocalBucket
-    from notifier.producer import notify
+    from notifier.producer import notify, notify_many
 
-__all__ = ["Limit", "Limiter", "LocalBucket", "NotAccepted", "Notification", "Settings", "Verdict", "notify"]
+__all__ = [
+    "Limit",
+    "Limiter",
+    "LocalBucket",
+    "NotAccepted",
+    "Notification",
+    "Settings",
+    "Verdict",
+    "notify",
+    "notify_many",
+]
 
 _LAZY = {
     "Limiter": "notifier.limits.limiter",
     "LocalBucket": "notifier.limits.local",
     "Verdict": "notifier.limits.limiter",
     "notify": "notifier.producer",
+    "notify_many": "notifier.producer",
 }
 
 

@@ -6,7 +6,9 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notifier import channels, metrics, runtime
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 PUBLISH_TIMEOUT_S = 0.4
 AT_ONCE_S = 0.1  # a publish that failed this soon met a stale connection: it is tried once more
 POOL_SIZE = 10
+SLICE = 1_000
 RECIPIENTS = 200  # of one message at most: measured, see docs/performance.md
 
 
@@ -42,6 +45,21 @@ def notify(user_id: object, payload: object, **options: Any) -> str:
     notification = Notification.create(user_id, payload, **options)
     accept_and_publish(_bare_app(os.getpid(), runtime.get().settings.broker_url), [notification])
     return notification.notification_id
+
+
+def notify_many(notifications: Iterable[Notification]) -> dict[str, int]:
+    """Send many different ones, `Notification.create(...)` each; any iterable of any length, a thousand at a time.
+
+    Returns how many were queued, deferred, dropped, duplicate or published. Raises InvalidNotification for a channel
+    that is not installed; NotAccepted when state Redis and broker are both away: sending the same objects again is
+    safe, those that had been accepted are then duplicates.
+    """
+    statuses: Counter[str] = Counter()
+    rest = iter(notifications)
+    while part := list(islice(rest, SLICE)):
+        app = _bare_app(os.getpid(), runtime.get().settings.broker_url)
+        statuses.update(sending.status for sending in accept_and_publish(app, part))
+    return dict(statuses)
 
 
 def accept_and_publish(app: Celery, notifications: Sequence[Notification]) -> list[Sending]:
@@ -138,7 +156,10 @@ def publish_task(app: Celery, name: str, kwargs: dict[str, Any], queue: str, exp
 
 
 def _publish(app: Celery, groups: Sequence[tuple[Priority, list[Message]]]) -> None:
-    with _producers(app, os.getpid()).acquire(block=True, timeout=PUBLISH_TIMEOUT_S) as producer:
+    with (
+        _producers(app, os.getpid()).acquire(block=True, timeout=PUBLISH_TIMEOUT_S) as producer,
+        producer.batch() if len(groups) > 1 else nullcontext(),
+    ):
         for queue, messages in groups:
             if len(messages) == 1:
                 name, kwargs = SEND_NOTIFICATION, messages[0].to_kwargs()

@@ -76,6 +76,14 @@ def test_recipients_of_one_payload_travel_together(use: Use, valkey: Valkey) -> 
     assert {headers["task"] for headers, _ in messages} == {"notifier.send_notifications"}
 
 
+def test_many_different_ones_in_one_call(use: Use, valkey: Valkey) -> None:
+    use()
+    made = [Notification.create(f"user-{k}", k) for k in range(1_050)]
+    assert producer.notify_many(n for n in made) == {"queued": 1_050}
+    assert sorted(kwargs["body"] for _, kwargs in queued(valkey)) == sorted(n.body for n in made)  # type: ignore[type-var]
+    assert producer.notify_many([*made[:3], note(user="one more")]) == {"duplicate": 3, "queued": 1}
+
+
 def test_a_duplicate_is_not_published_again(use: Use, valkey: Valkey) -> None:
     app = use()
     statuses = [producer.accept_and_publish(app, [note(notification_id="n1")])[0].status for _ in range(2)]

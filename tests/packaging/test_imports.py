@@ -18,6 +18,7 @@ PUBLIC = [
     "Settings",
     "Verdict",
     "notify",
+    "notify_many",
 ]
 
 
