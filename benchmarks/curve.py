@@ -31,7 +31,7 @@ def rows(quick: bool) -> list[Row]:
             for name, (crowd_of, send) in people.items():
                 sent = crowd_of.steadily(send, load * capacity, SECONDS)
                 times_ms = in_ms(crowd_of.heard(sent, 120.0))
-                points[name].append((sent / SECONDS, percentile(times_ms, 0.5), percentile(times_ms, 0.99)))
+                points[name].append((load * capacity, percentile(times_ms, 0.5), percentile(times_ms, 0.99)))
                 stage.drained()
     curves = []
     for name, found in points.items():
@@ -40,7 +40,7 @@ def rows(quick: bool) -> list[Row]:
         curves.append(plot.Line(f"{title}, p50", [(rate, p50) for rate, p50, _ in found], colour, "5 4"))
     PICTURE.parent.mkdir(parents=True, exist_ok=True)
     PICTURE.write_text(plot.lines(curves, title="From delay() to the user's socket, milliseconds",
-                                  x_label="notifications a second, all on one machine", y_label="ms"))  # fmt: skip
+                                  x_label="notifications a second offered (everything on one machine)", y_label="ms"))  # fmt: skip
     table = {name: [[rounded(number) for number in point] for point in found] for name, found in points.items()}
     return [
         row("curve: p99 past capacity, an INSERT per event / ours", points["insert"][-1][2] / points["ours"][-1][2], "",

@@ -61,7 +61,7 @@ def lines(curves: Sequence[Line], *, title: str, x_label: str, y_label: str) -> 
         parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{10.0**power:g}</text>')
     for fraction in (0, 0.25, 0.5, 0.75, 1):
         x, _ = place(most_x * fraction, 1)
-        parts.append(f'<text x="{x:.1f}" y="{height - bottom + 18}" text-anchor="middle">{most_x * fraction:g}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{height - bottom + 18}" text-anchor="middle">{most_x * fraction:.0f}</text>')
     middle = (left + width - right) / 2
     parts.append(f'<text x="{middle:.0f}" y="{height - 10}" text-anchor="middle">{escape(x_label)}</text>')
     parts.append(f'<text x="14" y="{top - 10}">{escape(y_label)}</text>')
