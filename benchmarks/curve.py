@@ -40,7 +40,7 @@ def rows(quick: bool) -> list[Row]:
         curves.append(plot.Line(f"{title}, p50", [(rate, p50) for rate, p50, _ in found], colour, "5 4"))
     PICTURE.parent.mkdir(parents=True, exist_ok=True)
     PICTURE.write_text(plot.lines(curves, title="From delay() to the user's socket, milliseconds",
-                                  x_label="notifications a second offered (everything on one machine)", y_label="ms"))  # fmt: skip
+                                  x_label="notifications a second offered", y_label="ms"))  # fmt: skip
     table = {name: [[rounded(number) for number in point] for point in found] for name, found in points.items()}
     return [
         row("curve: p99 past capacity, an INSERT per event / ours", points["insert"][-1][2] / points["ours"][-1][2], "",

@@ -60,8 +60,9 @@ def lines(curves: Sequence[Line], *, title: str, x_label: str, y_label: str) -> 
         parts.append(f'<line x1="{left}" y1="{y:.1f}" x2="{width - right}" y2="{y:.1f}" stroke="#ddd"/>')
         parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{10.0**power:g}</text>')
     for fraction in (0, 0.25, 0.5, 0.75, 1):
-        x, _ = place(most_x * fraction, 1)
-        parts.append(f'<text x="{x:.1f}" y="{height - bottom + 18}" text-anchor="middle">{most_x * fraction:.0f}</text>')
+        value = most_x * fraction
+        x, _ = place(value, 1)
+        parts.append(f'<text x="{x:.1f}" y="{height - bottom + 18}" text-anchor="middle">{value:.0f}</text>')
     middle = (left + width - right) / 2
     parts.append(f'<text x="{middle:.0f}" y="{height - 10}" text-anchor="middle">{escape(x_label)}</text>')
     parts.append(f'<text x="14" y="{top - 10}">{escape(y_label)}</text>')

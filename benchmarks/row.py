@@ -21,10 +21,14 @@ class Row(NamedTuple):
     ratio: bool
     detail: dict[str, Any]
 
-    def within(self, margin: float) -> bool:
-        """Whether the bar, moved by that share, is kept."""
-        kind, number = self.bar.split() if self.bar else (">=", "-inf")
+    def within(self, margin: float, known: float | None = None) -> bool:
+        """Whether the bar, moved by that share, is kept. `known`: a worse value that the documents own up to."""
+        if not self.bar:
+            return True
+        kind, number = self.bar.split()
         bar = float(number)
+        if known is not None and not _KEPT[kind](known, bar):
+            bar = known
         return bool(_KEPT[kind](self.value, bar * (1 - margin if kind == ">=" else 1 + margin)))
 
 

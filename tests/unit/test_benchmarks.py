@@ -25,6 +25,12 @@ def test_a_margin_moves_the_bar_to_the_side_that_is_worse() -> None:
     assert not row("name", 1.9, "<= 1.5", "command").within(0.25)
 
 
+def test_what_the_documents_own_up_to_is_the_bar_where_it_is_worse() -> None:
+    assert row("name", 0.5, ">= 0.8", "command").within(0.25, known=0.6)
+    assert not row("name", 0.5, ">= 0.8", "command").within(0.25, known=0.9)
+    assert row("name", 2.4, "<= 1.5", "command").within(0.25, known=2.0)
+
+
 def test_percentile_and_spread() -> None:
     assert percentile(list(range(100)), 0.99) == 99
     assert percentile([3.0], 0.99) == 3.0
