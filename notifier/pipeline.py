@@ -51,6 +51,7 @@ class Pipeline:
     ) -> None:
         self._ledger, self._limiter, self._rows, self._settings = ledger, limiter, rows, settings
         self._replay_these = replay_these
+        self._default_ttl_us = int(settings.default_ttl * 1_000_000)
 
     def handle(self, messages: Sequence[Message]) -> None:
         """Deliver or defer each. Raises Unavailable if neither Redis nor PostgreSQL would hold them."""
@@ -63,7 +64,7 @@ class Pipeline:
                     self._to_channel(channel, list(group))
         except StateUnavailable as error:
             metrics.degraded("state_redis", error)
-            self._rows.insert([_row_by_worker(message) for message in messages])
+            self._rows.insert([_row_by_worker(message, self._default_ttl_us) for message in messages])
             return
         if back := self._limiter.drain_fallback():  # the limiter's Redis is back: exactly those that it had to deny
             self._replay_these(back)
@@ -85,7 +86,7 @@ class Pipeline:
 
     def _expires_us(self, message: Message) -> int:
         n = message.notification
-        ttl_us = n.ttl_us or int(self._settings.default_ttl * 1_000_000)
+        ttl_us = n.ttl_us or self._default_ttl_us
         return max(message.accepted_us, n.not_before_us) + ttl_us if message.accepted_us else 2**62
 
     def _ask(self, messages: Sequence[Message]) -> list[tuple[Message, Verdict]]:
@@ -202,17 +203,17 @@ def _channel(message: Message) -> str:
     return message.notification.channel
 
 
-def _row_by_worker(message: Message) -> Deferred:
+def _row_by_worker(message: Message, default_ttl_us: int) -> Deferred:
     """A row written without the ledger: the replay accepts it late, or finds that it has ended."""
     n = message.notification
-    base_us = max(message.accepted_us or int(time.time() * 1e6), n.not_before_us)
+    accepted_us = message.accepted_us or int(time.time() * 1e6)
     return Deferred(
         notification=n,
         seq=0,
         epoch=message.epoch,
         starts=0,
-        accepted_us=message.accepted_us or int(time.time() * 1e6),
-        expires_us=base_us + n.ttl_us if n.ttl_us else 0,
+        accepted_us=accepted_us,
+        expires_us=max(accepted_us, n.not_before_us) + (n.ttl_us or default_ttl_us),
         reason="scheduled" if n.not_before_us else "limiter_unavailable",
         retry_at_us=n.not_before_us,
         parked=False,

@@ -11,6 +11,7 @@ from redis import Redis
 
 from notifier import channels
 from notifier.channels import Delivery, Duplicate, Failed, Outcome, RetryAt, Sent
+from notifier.deadletters.schema import Kept
 from notifier.embedded.valkey import Valkey
 from notifier.errors import DatabaseUnavailable
 from notifier.ledger import Ledger
@@ -136,6 +137,9 @@ def test_with_state_redis_down_the_worker_writes_the_row_and_the_replay_accepts_
     server.kill()
     runtime.pipeline.handle(messages)
     assert len(runtime.store.missing([m.identity for m in messages])) == 0
+    (row, _) = runtime.store.claim_these([m.identity for m in messages])
+    assert row.expires_us == row.accepted_us + int(runtime.settings.default_ttl * 1e6)
+    runtime.store.finish(kept=[Kept(m.identity, "limiter_unavailable", 1, 0, "") for m in messages])
     server.restart()
 
     def both() -> bool:
