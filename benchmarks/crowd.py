@@ -52,8 +52,8 @@ class Crowd:
 
     # ---- sending and hearing
 
-    def steadily(self, send: Send, rate: float, seconds: float, users: Iterator[str] | None = None) -> int:
-        """Send `rate` a second, evenly; how many. A late one is sent at once, so the rate holds if it can be held."""
+    def steadily(self, send: Any, rate: float, seconds: float, users: Iterator[Any] | None = None) -> int:
+        """Call `send(user, payload)` `rate` times a second, evenly; how often. A late one goes at once."""
         begun_s, sent = time.monotonic(), 0
         turn = users or self._turn
         while (now_s := time.monotonic()) < begun_s + seconds:
