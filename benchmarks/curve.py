@@ -60,7 +60,7 @@ def rows(quick: bool) -> list[Row]:
     table = {name: [[rounded(number) for number in point] for point in found] for name, found in points.items()}
     worst = {name: found[-1][2] for name, found in points.items()}
     return [
-        row("p99 at three times capacity: an INSERT for each / one call an event", worst["insert"] / worst["events"], "",
+        row("p99 past capacity: an INSERT for each / one call an event", worst["insert"] / worst["events"], "",
             COMMAND, capacity_per_s=round(capacity), rate_p50_p99=table),
     ]  # fmt: skip
 
