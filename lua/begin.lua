@@ -11,6 +11,7 @@ local EXTRA = 1
 local head = after_classes()
 local lease = tonumber(ARGV[head])
 local reply = { int(now) }
+local first = lease > 0 and 1 or 0  -- a claim counts the first start too; either way it has run five times then
 
 for i, P in ipairs(KEYS) do
   local at = head + 1 + (i - 1) * (ITEM + EXTRA)
@@ -20,7 +21,7 @@ for i, P in ipairs(KEYS) do
   local code = 'go'
   if not e or lease > 0 and e.claimed > now then
     code = 'gone'
-  elseif again and e.starts + 1 >= MAX_STARTS then
+  elseif again and e.starts + 1 >= MAX_STARTS + first then
     e.starts, e.reason = e.starts + 1, 'poison'
     book(item, e, 'parked')
     code = 'parked'

@@ -44,6 +44,7 @@ class Ledger:
         self._calls = Calls(client)
         self._settings = settings
         self._default_ttl_us = int(settings.default_ttl * 1_000_000)
+        self._peeked = 0  # the shard that the spill begins with
         self._clock_offset_us: int | None = (
             None  # state Redis time minus this process's monotonic time, never too large
         )
@@ -192,7 +193,9 @@ class Ledger:
 
     def peek_deferred(self, limit: int) -> list[Deferred]:
         """The oldest of each shard, not taken out. No more than `limit`."""
-        reply = call(lambda: script("peek_deferred").run(self.client, ALL_PREFIXES, [limit]))
+        self._peeked = (self._peeked + SHARDS_A_CALL // 2) % len(ALL_PREFIXES)  # no shard is always the last
+        shards = ALL_PREFIXES[self._peeked :] + ALL_PREFIXES[: self._peeked]
+        reply = call(lambda: script("peek_deferred").run(self.client, shards, [limit]))
         found = []
         for epoch, part, entry, packed in zip(reply[0::4], reply[1::4], reply[2::4], reply[3::4], strict=True):
             identity = parse_identity(part.decode())
@@ -211,11 +214,15 @@ class Ledger:
         found: list[Message] = []
         for start in range(0, len(ALL_PREFIXES), SHARDS_A_CALL):
             shards = ALL_PREFIXES[start : start + SHARDS_A_CALL]
-            arguments = [_LETTER[queue], before_us, max(0, min(CHUNK, limit - len(found)))]
-            reply = call(lambda s=shards, a=arguments: script("overdue").run(self.client, s, a))  # type: ignore[misc]
-            for epoch, part, entry, packed in zip(reply[0::4], reply[1::4], reply[2::4], reply[3::4], strict=True):
-                notification, _ = unpack(parse_identity(part.decode()), packed.decode())
-                found.append(Message(notification, accepted_us=int(entry.split()[5]), epoch=epoch.decode(), again=True))
+            while (most := min(CHUNK, limit - len(found))) > 0:  # what was taken counts as published now: this ends
+                arguments = [_LETTER[queue], before_us, most]
+                reply = call(lambda s=shards, a=arguments: script("overdue").run(self.client, s, a))  # type: ignore[misc]
+                for epoch, part, entry, packed in zip(reply[0::4], reply[1::4], reply[2::4], reply[3::4], strict=True):
+                    notification, _ = unpack(parse_identity(part.decode()), packed.decode())
+                    accepted_us = int(entry.split()[5])
+                    found.append(Message(notification, accepted_us=accepted_us, epoch=epoch.decode(), again=True))
+                if len(reply) // 4 < most:
+                    break
         return found
 
     def seqs(self, identities: Sequence[Identity]) -> list[int]:
@@ -326,7 +333,8 @@ class Ledger:
         extra: Sequence[Argument] = (),
     ) -> None:
         """One message; `own` gives the fields that the script adds to a class, `extra` those it adds to an item."""
-        unledgered = message is not None and message.unledgered
+        # One sent by task name has no time of acceptance: as without the ledger, only its mark can tell a late copy.
+        unledgered = message is not None and (message.unledgered or not message.accepted_us)
         alike = (n.body, n.notification_id, n.channel, n.category, n.priority, n.ttl_us, n.collapse_key,
                  n.not_before_us, n.chosen, unledgered, error)  # fmt: skip
         number = items.known(alike)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from prometheus_client import Counter, Histogram
 
 ACCEPTED = Counter("notifier_accepted", "Notifications accepted by this process.", ["channel"])
-ENDED = Counter("notifier_ended", "Ends booked by this process.", ["channel", "end"])
+ENDED = Counter("notifier_ended", "Ends booked at the first try, from a message.", ["channel", "end"])
 DEFERRED = Counter("notifier_deferred", "Denials that were deferred.", ["channel", "reason"])
 GRANTS = Counter("notifier_grants", "Grants to this process, by source: local, shared, grace.", ["source"])
 REPUBLISHED = Counter("notifier_republished", "Messages that a broker had lost, published again.")

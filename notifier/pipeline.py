@@ -16,9 +16,9 @@ from notifier import channels, metrics
 from notifier.channels import WEBSOCKET, Delivery, Duplicate, Failed, Outcome, RetryAt, Sent
 from notifier.channels.attempts import attempt, backoff_s
 from notifier.channels.breaker import breakers
-from notifier.errors import SettingsError, StateUnavailable
+from notifier.errors import SettingsError, StateUnavailable, Unavailable
 from notifier.ledger import Ledger
-from notifier.licence import Deferred, Denial, End, Grant
+from notifier.licence import Deferred, Denial, End, Grant, Reply
 from notifier.limits.limiter import Limiter, Request, Verdict
 from notifier.notification import Identity
 from notifier.settings import Settings
@@ -35,7 +35,7 @@ _DELIVERED = metrics.ENDED.labels(WEBSOCKET, End.DELIVERED)
 class Rows(Protocol):
     """Where rows are written when state Redis is away."""
 
-    def insert(self, items: Sequence[Deferred]) -> object: ...
+    def insert(self, items: Sequence[Deferred]) -> Sequence[Identity]: ...
 
 
 class Pipeline:
@@ -64,24 +64,31 @@ class Pipeline:
                     self._to_channel(channel, list(group))
         except StateUnavailable as error:
             metrics.degraded("state_redis", error)
-            self._rows.insert([_row_by_worker(message, self._default_ttl_us) for message in messages])
+            if refused := self._rows.insert([_row_by_worker(message, self._default_ttl_us) for message in messages]):
+                metrics.degraded("row_refused", f"PostgreSQL refuses {len(refused)} notifications as rows")
             return
         if back := self._limiter.drain_fallback():  # the limiter's Redis is back: exactly those that it had to deny
-            self._replay_these(back)
+            try:
+                self._replay_these(back)
+            except Unavailable as error:  # their rows are due in a moment anyway; the messages here are done
+                metrics.degraded("fallback_replay", error)
 
     # ---- admit
 
     def _admit(self, messages: Sequence[Message]) -> list[Message]:
-        """Drop what has ended. Those that come again count a start first; those near their end may have expired."""
+        """Drop what has ended. Those that come again count a start first; those near their end may have expired.
+
+        For feeds only: what goes to a channel outside begins when it is claimed, and a redelivery counts one start.
+        """
         now_us = self._ledger.estimated_us()
-        asked = [m for m in messages if m.again or self._expires_us(m) - NEAR_END_US < now_us]
+        asked = [
+            m for m in messages if _channel(m) == WEBSOCKET and (m.again or self._expires_us(m) - NEAR_END_US < now_us)
+        ]
         if not asked:
             return list(messages)
         replies = self._ledger.begin(asked)
+        _count(asked, replies)
         gone = {m.identity for m, reply in zip(asked, replies, strict=True) if reply.code != "go"}
-        for message, reply in zip(asked, replies, strict=True):
-            if reply.code in (End.EXPIRED, End.PARKED):
-                metrics.ENDED.labels(message.notification.channel, reply.code).inc()
         return [m for m in messages if m.identity not in gone]
 
     def _expires_us(self, message: Message) -> int:
@@ -141,10 +148,14 @@ class Pipeline:
         never = [m for m, v in denied if math.isinf(v.interval_s)]
         if never:
             self._ledger.book(never, End.PARKED, "rate_limited", ["the limit is 0/s: none pass"] * len(never))
+            metrics.ENDED.labels(_channel(never[0]), End.PARKED).inc(len(never))
         left = [(m, v) for m, v in denied if not math.isinf(v.interval_s)]
-        if self._settings.overflow == "drop":
-            self._ledger.book([m for m, _ in left], End.DROPPED, "rate_limited")
-            return
+        if self._settings.overflow == "drop":  # what exceeds a limit; an outage of the limiter is no reason
+            dropped = [m for m, v in left if v.level != "unavailable"]
+            self._ledger.book(dropped, End.DROPPED, "rate_limited")
+            for message in dropped:
+                metrics.ENDED.labels(_channel(message), End.DROPPED).inc()
+            left = [(m, v) for m, v in left if v.level == "unavailable"]
         if not left:
             return
         denials = [
@@ -155,10 +166,12 @@ class Pipeline:
             )
             for m, v in left
         ]
-        self._ledger.deny([m for m, _ in left], denials)
+        replies = self._ledger.deny([m for m, _ in left], denials)
         self._limiter.fall_back([m.identity for m, v in left if v.level == "unavailable"])
-        for (message, _), denial in zip(left, denials, strict=True):
-            metrics.DEFERRED.labels(message.notification.channel, denial.reason).inc()
+        _count([m for m, _ in left], replies)
+        for (message, _), denial, reply in zip(left, denials, replies, strict=True):
+            if reply.code == "deferred":
+                metrics.DEFERRED.labels(_channel(message), denial.reason).inc()
 
     # ---- channels outside
 
@@ -172,6 +185,7 @@ class Pipeline:
             self._ledger.deny(messages, [Denial(int(wait_s * 1e6), 0, "breaker_open")] * len(messages))
             return
         replies = self._ledger.begin(messages, lease_us=int(channel.lease_s * 1_000_000))
+        _count(messages, replies)
         blocked = [m for m, r in zip(messages, replies, strict=True) if r.code == "blocked"]
         if blocked:
             self._ledger.deny(blocked, [Denial(0, self._interval_us(m), "order") for m in blocked])
@@ -201,6 +215,15 @@ class Pipeline:
 
 def _channel(message: Message) -> str:
     return message.notification.channel
+
+
+def _count(messages: Sequence[Message], replies: Sequence[Reply]) -> None:
+    """Ends that a script booked by itself. A drop is loud: too many wait already."""
+    for message, reply in zip(messages, replies, strict=True):
+        if reply.code in (End.EXPIRED, End.PARKED, End.DROPPED):
+            metrics.ENDED.labels(_channel(message), reply.code).inc()
+    if dropped := sum(reply.code == End.DROPPED for reply in replies):
+        metrics.degraded("max_waiting", f"{dropped} notifications dropped: too many wait")
 
 
 def _row_by_worker(message: Message, default_ttl_us: int) -> Deferred:

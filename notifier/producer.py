@@ -29,7 +29,10 @@ RECIPIENTS = 200  # of one message at most: measured, see docs/performance.md
 
 
 class Sending(NamedTuple):
-    """One accepted notification. `status`: queued, deferred, duplicate, or published (without the ledger)."""
+    """One notification and what accept made of it.
+
+    `status`: queued, deferred, duplicate, dropped (too many wait), or published (without the ledger).
+    """
 
     notification_id: str
     user_id: str
@@ -71,11 +74,15 @@ def accept_and_publish(app: Celery, notifications: Sequence[Notification]) -> li
     ledger = runtime.get().ledger
     sent: list[Sending] = []
     queued: list[tuple[Priority, Message]] = []
+    away: StateUnavailable | None = None
     for start in range(0, len(notifications), CHUNK):
         chunk = notifications[start : start + CHUNK]
         try:
+            if away is not None:
+                raise away
             accepted = ledger.accept(chunk)
         except StateUnavailable as error:
+            away = StateUnavailable(str(error))  # the rest of this call does not wait for it chunk by chunk
             _publish_accepted(app, queued)
             queued = []
             try:
@@ -84,6 +91,8 @@ def accept_and_publish(app: Celery, notifications: Sequence[Notification]) -> li
                 left = [n.user_id for n in notifications[start:]]
                 raise NotAccepted(failure.notification_id, left) from failure.__cause__
             continue
+        if dropped := sum(a.status == "dropped" for a in accepted):
+            metrics.degraded("max_waiting", f"{dropped} notifications dropped: too many wait")
         for n, a in zip(chunk, accepted, strict=True):
             sent.append(Sending(n.notification_id, n.user_id, a.status))
             if a.status == "queued":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from redis import Redis
@@ -18,7 +20,7 @@ from notifier.ledger import Ledger
 from notifier.licence import Counts
 from notifier.limit import Limit
 from notifier.notification import Notification
-from notifier.redis.keys import user_key
+from notifier.redis.keys import done_key, user_key
 from notifier.runtime import Runtime
 from notifier.settings import Settings
 from notifier.wire import Message
@@ -177,14 +179,41 @@ def test_a_worker_that_freezes_after_its_grant_asks_again(make: Make, monkeypatc
 
 
 def test_poison_comes_back_five_times_and_parks(make: Make) -> None:
-    runtime = make()
+    runtime = make(user_limit=Limit.parse("1/day"), local_bucket=Limit.parse("off"))
     (message,) = sent(runtime, note())
     again = replace(message, again=True)
-    for _ in range(5):
-        runtime.ledger.begin([again])
+    assert [runtime.ledger.begin([again])[0].code for _ in range(4)] == ["go"] * 4
     runtime.pipeline.handle([again])
     assert counts(runtime).parked == 1
     assert not frames(runtime)
+
+
+def test_a_redelivery_to_a_channel_outside_counts_one_start(make: Make, scripted: Callable[..., Scripted]) -> None:
+    runtime = make()
+    channel = scripted(*[KeyboardInterrupt()] * 9)  # the process dies while the channel is called
+    channel.lease_s = 0.001
+    (message,) = sent(runtime, note(channel="scripted"))
+    while counts(runtime).parked == 0:
+        lease_over_us = runtime.ledger.now_us() + 1_001
+        with contextlib.suppress(KeyboardInterrupt):
+            runtime.pipeline.handle([replace(message, again=bool(channel.keys))])
+        eventually(partial(lambda over_us: runtime.ledger.now_us() > over_us, lease_over_us + 5_000))
+    assert len(channel.keys) == 5
+
+
+def test_an_outage_of_the_limiter_defers_also_where_overflow_is_dropped(make: Make) -> None:
+    nowhere = f"redis://127.0.0.1:{free_port()}/0"
+    runtime = make(limiter_redis_url=nowhere, grace_seconds=0.0, overflow="drop")
+    runtime.pipeline.handle(sent(runtime, note()))
+    assert (counts(runtime).waiting, counts(runtime).dropped) == (1, 0)
+
+
+def test_a_message_sent_by_name_is_remembered_for_a_day(make: Make) -> None:
+    runtime = make()
+    message = Message(note(notification_id="n1"))
+    runtime.pipeline.handle([message])
+    ttl_ms = runtime.client.pttl(done_key(message.identity))
+    assert int(str(ttl_ms)) > 86_400_000
 
 
 class Scripted:
@@ -193,7 +222,7 @@ class Scripted:
     name = "scripted"
     lease_s = 15.0
 
-    def __init__(self, *outcomes: Outcome | Exception) -> None:
+    def __init__(self, *outcomes: Outcome | BaseException) -> None:
         self.outcomes, self.keys = list(outcomes), list[str]()
 
     def deliver(self, batch: Sequence[Delivery]) -> list[Outcome]:
@@ -201,7 +230,7 @@ class Scripted:
         for delivery in batch:
             self.keys.append(delivery.idempotency_key)
             outcome = self.outcomes.pop(0)
-            if isinstance(outcome, Exception):
+            if isinstance(outcome, BaseException):
                 raise outcome
             given.append(outcome)
         return given
@@ -209,7 +238,7 @@ class Scripted:
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scripted]:
-    def install(*outcomes: Outcome | Exception) -> Scripted:
+    def install(*outcomes: Outcome | BaseException) -> Scripted:
         channel = Scripted(*outcomes)
         monkeypatch.setattr(channels, "get", lambda _: channel)
         return channel

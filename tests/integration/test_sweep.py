@@ -180,3 +180,12 @@ def test_reconcile_refuses_a_database_that_is_not_the_one_it_was(
         assert other.ledger.counts().waiting == 1
     finally:
         other.close()
+
+
+def test_a_great_loss_is_made_good_at_once(runtime: Runtime) -> None:
+    broker = Broker()
+    runtime.ledger.accept([Notification.create(f"user-{k}", "hello") for k in range(1_000)])
+    run(runtime.sweep, broker)
+    probe_comes_back(runtime, broker)
+    let_five_seconds_pass(runtime)
+    assert run(runtime.sweep, broker) == 1_000
