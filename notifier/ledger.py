@@ -200,7 +200,7 @@ class Ledger:
         for epoch, part, entry, packed in zip(reply[0::4], reply[1::4], reply[2::4], reply[3::4], strict=True):
             identity = parse_identity(part.decode())
             if entry and packed:
-                found.append(_deferred(identity, epoch.decode(), entry.decode().split(), packed.decode()))
+                found.append(Deferred.read(identity, epoch.decode(), entry.decode().split(), packed.decode()))
             else:
                 self.settle_deferred([identity])
         return found
@@ -388,20 +388,3 @@ def _frame(n: Notification) -> tuple[Argument, ...]:
 
 def _denial(n: Notification, d: Denial) -> tuple[Argument, ...]:
     return d.reason, d.wait_us, d.interval_us, d.attempts, int(bool(n.collapse_key))
-
-
-def _deferred(identity: Identity, epoch: str, entry: list[str], packed: str) -> Deferred:
-    notification, error = unpack(identity, packed)
-    return Deferred(
-        notification=notification,
-        epoch=epoch,
-        parked=entry[1] == "1",
-        seq=int(entry[4]),
-        accepted_us=int(entry[5]),
-        expires_us=int(entry[6]),
-        starts=int(entry[8]),
-        retry_at_us=int(entry[11]),
-        attempts=int(entry[12]),
-        reason=entry[13],
-        error=error,
-    )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from notifier.notification import Notification, Priority
+from notifier.notification import Identity, Notification, Priority
+from notifier.wire import unpack
 
 
 class End(StrEnum):
@@ -76,6 +78,24 @@ class Deferred(NamedTuple):
     parked: bool
     attempts: int
     error: str
+
+    @classmethod
+    def read(cls, identity: Identity, epoch: str, entry: Sequence[str], packed: str) -> Deferred:
+        """From what the ledger holds: the words of its entry, and meta and body."""
+        notification, error = unpack(identity, packed)
+        return cls(
+            notification=notification,
+            epoch=epoch,
+            parked=entry[1] == "1",
+            seq=int(entry[4]),
+            accepted_us=int(entry[5]),
+            expires_us=int(entry[6]),
+            starts=int(entry[8]),
+            retry_at_us=int(entry[11]),
+            attempts=int(entry[12]),
+            reason=entry[13],
+            error=error,
+        )
 
 
 class Counts(NamedTuple):
