@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 QUEUES = tuple(QUEUE_OF.values())
 LOOK_S = 0.005
 LOOKS = 6
+START_S = 20.0
 
 
 class Stage:
@@ -75,11 +76,18 @@ class Stage:
             self.app.control.add_consumer(queue)
 
     def drain(self, fill: Callable[[], int]) -> float:
-        """Tasks a second: `fill` queues some while the workers are held, and says how many. Then they are let go."""
+        """Tasks a second: `fill` queues some while the workers are held, and says how many. Then they are let go.
+
+        The clock starts when the first is gone: a worker that was held needs half a second to hear that it may go on.
+        """
         with self.held():
             count = fill()
-            begun_s = time.perf_counter()
-        return count / (self.drained() - begun_s)
+        until_s = time.perf_counter() + START_S
+        while (left := self.left()) >= count:
+            if time.perf_counter() > until_s:
+                raise TimeoutError(f"the workers did not start within {START_S:g} s")
+        begun_s = time.perf_counter()
+        return left / (self.drained() - begun_s)
 
     def cpu_s(self) -> dict[str, float]:
         """CPU seconds used so far: by worker parents, their children, state Redis, and this process."""

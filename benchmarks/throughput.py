@@ -51,30 +51,31 @@ class Bench:
         self._stage = stage
         self.rates: dict[str, list[float]] = {name: [] for name in ("empty", "single", "insert", "fan_out")}
         self.cpu_us: dict[str, dict[str, int]] = {}
-        for fill in (self._empty, self._single, self._insert):  # warm-up
-            rate = stage.drain(lambda fill=fill: fill(100))  # type: ignore[misc]
+        for fill in (self._empty, self._single, self._insert):  # warm-up, and how many are enough
+            rate = stage.drain(lambda fill=fill: fill(300))  # type: ignore[misc]
         self._fan_out(500)
-        self._count = max(100, int(rate * seconds))
+        self._count = max(300, int(rate * seconds))
 
     def one_round(self, kinds: Sequence[str] = ("empty", "single", "insert", "fan_out")) -> None:
         """Each kind once."""
         fills = {"empty": self._empty, "single": self._single, "insert": self._insert}
         for name in kinds:
+            count = 10 * self._count if name == "fan_out" else self._count
             if name == "fan_out":
-                users = 10 * self._count
-                before, begun_s = self._stage.cpu_s(), time.perf_counter()
-                self._fan_out(users)
-                self._note(name, users, before, begun_s)
-                continue
-            with self._stage.held():
-                fills[name](self._count)
-                before, begun_s = self._stage.cpu_s(), time.perf_counter()
-            self._note(name, self._count, before, begun_s)
+                before = self._stage.cpu_s()
+                rate = self._fan_out(count)
+            else:
+                before = {}
 
-    def _note(self, name: str, count: int, before: dict[str, float], begun_s: float) -> None:
-        self.rates[name].append(count / (self._stage.drained() - begun_s))
-        after = self._stage.cpu_s()
-        self.cpu_us[name] = {part: round(1e6 * (after[part] - before[part]) / count) for part in after}
+                def fill(name: str = name, before: dict[str, float] = before) -> int:
+                    filled = fills[name](self._count)
+                    before.update(self._stage.cpu_s())
+                    return filled
+
+                rate = self._stage.drain(fill)
+            after = self._stage.cpu_s()
+            self.rates[name].append(rate)
+            self.cpu_us[name] = {part: round(1e6 * (after[part] - before[part]) / count) for part in after}
 
     def _empty(self, count: int) -> int:
         return self._send("benchmarks.empty", count, lambda n: (f"user-{n}", PAYLOAD))
@@ -94,10 +95,13 @@ class Bench:
         producer.accept_and_publish(self._stage.app, made)  # payloads differ, so each is a task of its own
         return count
 
-    def _fan_out(self, count: int) -> None:
+    def _fan_out(self, count: int) -> float:
+        """Notifications a second, from the call until the last is delivered."""
         before = runtime.get().ledger.counts().delivered
         users = [f"user-{n}" for n in itertools.islice(_numbers, count)]
+        begun_s = time.perf_counter()
         self._stage.app.tasks["notifier.send_notifications"].delay(users, PAYLOAD)
-        self._stage.drained()
+        rate = count / (self._stage.drained() - begun_s)
         if (delivered := runtime.get().ledger.counts().delivered - before) != count:
             raise RuntimeError(f"{delivered} of {count} were delivered")
+        return rate
