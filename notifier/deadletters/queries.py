@@ -252,9 +252,9 @@ PACE_CHANNEL: TextClause = text(
             cast(:base AS bigint) + cast(:step AS bigint) * (row_number() OVER (ORDER BY turn, retry_at) - 1) AS retry
         FROM (
             SELECT *, row_number() OVER (PARTITION BY user_id ORDER BY seq) AS turn FROM (
-                SELECT ctid AS tid, user_id, seq, retry_at FROM dead_letters
-                WHERE state = 'waiting' AND claimed_until IS NULL AND retry_at <= {NOW}
-                  AND channel = :channel AND priority <> 'critical'
+                SELECT d.ctid AS tid, d.user_id, d.seq, d.retry_at FROM dead_letters AS d
+                WHERE d.state = 'waiting' AND d.claimed_until IS NULL AND d.retry_at <= {NOW}
+                  AND d.channel = :channel AND d.priority <> 'critical' AND {UNEXPIRED}
                 ORDER BY retry_at LIMIT {MOVED} FOR UPDATE SKIP LOCKED
             ) AS due
         ) AS turns

@@ -92,7 +92,7 @@ class Core:
         if channel is not None and now < channel.until:
             self.cached += 1
             return Verdict(False, channel.until - now, "channel", "local", 0, policy.interval_s(2, 0))
-        if self.down_since is not None:
+        if self.down_since is not None and not policy.free:  # nothing limits them: nobody has to be asked
             return self.without_redis(policy, user_id, kind, now)
         # (a), (c), (d); critical may be lent, bulk may not: it would take the second half of a burst
         lends = known is None and policy.lends and kind != BULK and now >= policy.blind_until
