@@ -77,19 +77,16 @@ class Notification:
         not_before: datetime | None = None,
     ) -> Self:
         """Validate a call's arguments. Raises InvalidNotification, which names the argument but shows no payload."""
-        user = clean_user_id(user_id)
         identifier = new_id() if notification_id is None else _clean_id(notification_id)
-        if len(user.encode()) + len(identifier.encode()) > MAX_IDENTITY_BYTES:
-            raise InvalidNotification("notification_id", f"is over {MAX_IDENTITY_BYTES:,} bytes together with user_id")
         return cls(
-            user_id=user,
+            user_id=clean_recipient(user_id, identifier),
             body=canonical_body(payload),
             notification_id=identifier,
-            channel=_text("channel", channel, MAX_NAME),
-            category=_text("category", category, MAX_NAME),
+            channel=clean_text("channel", channel, MAX_NAME),
+            category=clean_text("category", category, MAX_NAME),
             priority=_priority(priority),
             ttl_us=_ttl_us(ttl),
-            collapse_key="" if collapse_key is None else _text("collapse_key", collapse_key, MAX_ID),
+            collapse_key="" if collapse_key is None else clean_text("collapse_key", collapse_key, MAX_ID),
             not_before_us=_instant_us(not_before),
             chosen=notification_id is not None,
         )
@@ -104,7 +101,15 @@ def clean_user_id(user_id: object) -> str:
     """str, int or UUID, as a str of 1 to 512 characters."""
     if isinstance(user_id, bool) or not isinstance(user_id, (str, int, uuid.UUID)):
         raise InvalidNotification("user_id", f"must be a str, an int or a UUID, not {type(user_id).__name__}")
-    return _text("user_id", str(user_id), MAX_USER_ID)
+    return clean_text("user_id", str(user_id), MAX_USER_ID)
+
+
+def clean_recipient(user_id: object, notification_id: str) -> str:
+    """A user id that fits into one identity with this notification id."""
+    user = clean_user_id(user_id)
+    if len(user.encode()) + len(notification_id.encode()) > MAX_IDENTITY_BYTES:
+        raise InvalidNotification("user_id", f"is over {MAX_IDENTITY_BYTES:,} bytes together with notification_id")
+    return user
 
 
 def canonical_body(payload: object) -> str:
@@ -162,7 +167,8 @@ def _children(container: object) -> Iterator[object]:
         yield from container
 
 
-def _text(argument: str, value: object, longest: int) -> str:
+def clean_text(argument: str, value: object, longest: int) -> str:
+    """A str of 1 to `longest` characters that UTF-8 and PostgreSQL can hold."""
     if not isinstance(value, str):
         raise InvalidNotification(argument, f"must be a str, not {type(value).__name__}")
     if not 1 <= len(value) <= longest:
@@ -177,7 +183,7 @@ def _text(argument: str, value: object, longest: int) -> str:
 
 
 def _clean_id(value: object) -> str:
-    return _text("notification_id", str(value) if isinstance(value, uuid.UUID) else value, MAX_ID)
+    return clean_text("notification_id", str(value) if isinstance(value, uuid.UUID) else value, MAX_ID)
 
 
 def _priority(value: object) -> Priority:

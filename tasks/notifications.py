@@ -12,7 +12,15 @@ from typing import Any, TypeVar
 from celery import shared_task
 
 from notifier.errors import InvalidNotification, InvalidRecipients
-from notifier.notification import Notification, clean_user_id
+from notifier.notification import (
+    MAX_BODY_BYTES,
+    MAX_ID,
+    MAX_NAME,
+    MAX_USER_ID,
+    Notification,
+    clean_recipient,
+    clean_text,
+)
 from notifier.wire import SEND_NOTIFICATION, SEND_NOTIFICATIONS, Message, batch_from_kwargs
 from tasks.base import NotificationTask
 from tasks.home import in_home_app
@@ -89,7 +97,7 @@ class SendNotifications(NotificationTask):
             accepted = []
             for position, user in found:
                 try:
-                    accepted.append(shared.to(clean_user_id(user)))
+                    accepted.append(shared.to(clean_recipient(user, shared.notification_id)))
                 except InvalidNotification as error:
                     rejected[position] = str(error).removeprefix("user_id: ")
             if accepted:
@@ -108,9 +116,13 @@ class SendNotifications(NotificationTask):
 def checked(message: Message) -> Message:
     """The message, if the rest can rely on it, whoever wrote it. Raises InvalidNotification, or ValueError."""
     n = message.notification
-    for name in ("user_id", "body", "notification_id", "channel", "category", "collapse_key"):
-        if not isinstance(getattr(n, name), str):
-            raise InvalidNotification(name, "must be a str")
+    bounds = (("user_id", MAX_USER_ID), ("notification_id", MAX_ID), ("channel", MAX_NAME), ("category", MAX_NAME))
+    for name, longest in bounds:
+        clean_text(name, getattr(n, name), longest)
+    clean_recipient(n.user_id, n.notification_id)
+    if n.collapse_key != "":
+        clean_text("collapse_key", n.collapse_key, MAX_ID)
+    clean_text("payload", n.body, MAX_BODY_BYTES)
     times = (n.ttl_us, n.not_before_us, message.accepted_us)
     if not (all(isinstance(value, int) for value in times) and isinstance(message.epoch, str)):
         raise InvalidNotification("accepted_us", "and the other times must be int, epoch str")

@@ -13,7 +13,7 @@ from notifier.deadletters.digest import DENIED, assign
 from notifier.deadletters.schema import Row
 from notifier.notification import Identity
 
-CLAIM_S = 15  # a batch takes well under a second; so long wait the rows of a replayer that died
+CLAIM_S = 15  # longer than a task may take (12 s), so that what a killed replayer held is back within 20 s
 
 
 def claim(connection: Connection, untils: Mapping[Identity, int]) -> list[Row]:

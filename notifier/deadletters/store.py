@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BATCH = 500
-CLAIM_S = 15  # longer than a task may take (12 s), so that what a killed replayer held is back within 20 s
 _ERROR_LENGTH = 2_000
 _WALKS = 20
 _ROWS_OF_A_USER = 10
@@ -71,7 +70,7 @@ class Store:
             return []
         try:
             self.run(lambda c: _insert(c, rows))
-        except DBAPIError:
+        except (DBAPIError, ValueError):  # a NUL, or a lone surrogate, is refused by psycopg2 before the server can
             return [_identity(row) for row in rows if self._refuses(row)]
         return []
 
@@ -186,7 +185,7 @@ class Store:
     def _refuses(self, row: dict[str, Any]) -> bool:
         try:
             self.run(lambda c: _insert(c, [row]))
-        except DBAPIError:
+        except (DBAPIError, ValueError):
             return True
         return False
 

@@ -202,6 +202,14 @@ def test_an_identity_too_long_for_the_index_is_named_and_stops_nobody(store: Sto
     assert store.counts().waiting == 2
 
 
+@pytest.mark.parametrize("category", ["a\0b", "a\ud800b"])
+def test_what_psycopg2_refuses_by_itself_is_named_and_stops_nobody(store: Store, category: str) -> None:
+    bad = Notification("anna", "{}", "x", category=category)
+    items = [item("anna", 1), item("anna", 2)._replace(notification=bad), item("anna", 3)]
+    assert store.insert(items) == [bad.identity]
+    assert store.counts().waiting == 2
+
+
 def test_what_is_due_moves_to_the_free_places_in_line(store: Store) -> None:
     now_us, step_us = int(time.time() * 1e6), 500_000
     first_us = now_us + 200_000

@@ -257,6 +257,11 @@ def test_a_message_sent_by_name_is_the_same_at_every_delivery(use: Use) -> None:
         {"user_id": "anna", "body": None},
         {"user_id": "anna", "body": "1", "ttl_us": "soon"},
         {"user_id": "anna", "body": "1", "accepted_us": "now"},
+        {"user_id": "anna", "body": "1", "category": "a\0b"},
+        {"user_id": "anna", "body": "1", "collapse_key": "k" * 201},
+        {"user_id": "a" * 513, "body": "1"},
+        {"user_id": "anna", "body": '"' + "x" * 70_000 + '"'},
+        {"user_id": "anna", "body": "1", "notification_id": "\ud800"},
     ],
 )
 def test_what_nobody_can_read_is_reported_and_let_go(use: Use, kwargs: Any, caplog: pytest.LogCaptureFixture) -> None:

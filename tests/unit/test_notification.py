@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notifier.errors import InvalidNotification, NotAccepted, NotifierError
-from notifier.notification import MAX_BODY_BYTES, MAX_DEPTH, Notification, Priority
+from notifier.notification import MAX_BODY_BYTES, MAX_DEPTH, Notification, Priority, clean_recipient
 
 SECRET = "canary-7f3a"
 
@@ -149,3 +149,12 @@ def test_options_are_kept() -> None:
 def test_errors_survive_pickling(error: NotifierError) -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
+
+
+def test_an_identity_fits_into_an_index_alone_and_in_a_batch() -> None:
+    user_id, notification_id = "\U0001f600" * 512, "\U0001f600" * 128
+    with pytest.raises(InvalidNotification, match=r"^user_id: is over 2,400 bytes"):
+        Notification.create(user_id, None, notification_id=notification_id)
+    with pytest.raises(InvalidNotification, match=r"^user_id: is over 2,400 bytes"):
+        clean_recipient(user_id, notification_id)
+    assert clean_recipient(user_id, "n1") == user_id
