@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 
 from notifier import metrics
 from notifier.channels import Channel, Delivery, Outcome, RetryAt
 from notifier.channels.breaker import breakers
+from notifier.notification import MAX_SPAN_S
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 2.0, 3_600.0
 
@@ -19,6 +21,7 @@ def backoff_s(
 
     Source: AWS Architecture Blog, "Exponential Backoff And Jitter".
     """
+    asked_s = min(max(asked_s, 0.0), MAX_SPAN_S) if math.isfinite(asked_s) else 0.0
     ceiling_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(attempts - 1, 20))
     return asked_s + uniform(ceiling_s / 10, ceiling_s)
 
@@ -32,11 +35,13 @@ def attempt(channel: Channel, deliveries: Sequence[Delivery]) -> list[Outcome]:
 
 def _called(channel: Channel, deliveries: Sequence[Delivery]) -> list[Outcome]:
     try:
-        outcomes = channel.deliver(deliveries)
+        outcomes = list(channel.deliver(deliveries))
     except Exception as error:  # a plugin's; its text may hold what it was given, so only its type is kept
         metrics.degraded(f"channel_{channel.name}", type(error).__name__)
         return [RetryAt(type(error).__name__) for _ in deliveries]
     if len(outcomes) != len(deliveries):
         problem = f"channel {channel.name} gave {len(outcomes)} outcomes for {len(deliveries)}"
         return [RetryAt(problem) for _ in deliveries]
+    if not all(isinstance(outcome, Outcome) for outcome in outcomes):
+        return [RetryAt(f"channel {channel.name} gave something that is no outcome") for _ in deliveries]
     return outcomes

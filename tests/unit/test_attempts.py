@@ -1,0 +1,36 @@
+"""A channel's answer is not trusted: whatever it gives, the batch has outcomes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from notifier.channels import Delivery, RetryAt, Sent
+from notifier.channels.attempts import attempt, backoff_s
+from notifier.notification import MAX_SPAN_S, Notification
+
+
+class Odd:
+    """Gives what it was told to give."""
+
+    lease_s = 15.0
+
+    def __init__(self, name: str, answer: Any) -> None:
+        self.name, self._answer = name, answer
+
+    def deliver(self, batch: Any) -> Any:
+        return self._answer
+
+
+@pytest.mark.parametrize("answer", [None, 7, [None, Sent()], ["sent", "sent"], [Sent()], [Sent, Sent]])
+def test_an_answer_that_is_none_is_tried_again(answer: Any) -> None:
+    deliveries = [Delivery(Notification("anna", "1", f"n{k}"), 0, 0, 1) for k in range(2)]
+    outcomes = attempt(Odd(f"odd-{answer!r}", answer), deliveries)
+    assert [type(outcome) for outcome in outcomes] == [RetryAt, RetryAt]
+
+
+@pytest.mark.parametrize(("asked_s", "kept_s"), [(math.inf, 0), (math.nan, 0), (-5, 0), (30, 30), (1e18, MAX_SPAN_S)])
+def test_what_a_channel_asks_for_is_bounded(asked_s: float, kept_s: float) -> None:
+    assert backoff_s(1, asked_s, uniform=lambda _low, _high: 0.0) == kept_s
