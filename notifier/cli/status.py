@@ -104,7 +104,9 @@ def _reach_broker(url: str) -> None:
         return
     from kombu import Connection
 
-    with Connection(url, connect_timeout=TIMEOUT_S, heartbeat=0) as connection:
+    from notifier.redis.broker import tls
+
+    with Connection(url, connect_timeout=TIMEOUT_S, heartbeat=0, ssl=tls(url) or False) as connection:
         connection.connect()
 
 

@@ -27,6 +27,7 @@ from notifier.limits.local import LocalBucket
 from notifier.notification import Notification, clean_user_id, new_id
 from notifier.producer import accept_and_publish
 from notifier.redis import keys
+from notifier.redis.broker import tls
 from notifier.settings import Settings
 
 RIVER_S = 0.1
@@ -59,7 +60,8 @@ class Live:
     def __init__(self, settings: Settings, auth: Auth) -> None:
         self._settings = settings
         self._auth = auth
-        self._app = Celery("notifier", broker=settings.broker_url, set_as_current=False, fixups=[])
+        secure = {"broker_use_ssl": tls(settings.broker_url)}  # kombu by itself verifies no certificate
+        self._app = Celery("notifier", broker=settings.broker_url, set_as_current=False, fixups=[], changes=secure)
         self._viewers: set[Viewer] = set()
         self._looking: asyncio.Task[None] | None = None
         self._commands: deque[tuple[str, str]] = deque(maxlen=100)

@@ -21,6 +21,7 @@ from notifier.settings import Settings
 LAB = f"{keys.PREFIX}lab"  # what may be stopped and started, as JSON; kept by whoever runs the servers
 LAB_COMMANDS = f"{LAB}:commands"  # a list: {"do": "stop" | "start", "what": name}
 TIMEOUT_S = 0.3
+COMMANDS_TTL_S = 10
 NUMBERS = ("accepted", "delivered", "digested", "expired", "dropped", "parked", "waiting", "in_flight", "replayed")
 
 
@@ -59,7 +60,12 @@ class Sampler:
 
     def command(self, do: str, what: str) -> None:
         """Ask whoever runs the servers to stop or start one."""
-        self._runtime.client.rpush(LAB_COMMANDS, json.dumps({"do": do, "what": what}))
+        client = self._runtime.client
+        if client.exists(LAB):  # somebody reads them
+            pipe = client.pipeline()
+            pipe.rpush(LAB_COMMANDS, json.dumps({"do": do, "what": what}))
+            pipe.expire(LAB_COMMANDS, COMMANDS_TTL_S)
+            pipe.execute()
 
     def close(self) -> None:
         """Close its own connection; the rest is the process's."""
