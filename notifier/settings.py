@@ -142,7 +142,9 @@ class Settings(BaseSettings):
     )
     parked_retention: Seconds = Field(2_592_000.0, description="How long a parked row waits for a person, seconds.")
     feed_length: Annotated[int, Field(ge=1, le=10_000)] = Field(50, description="Entries a feed keeps.")
-    feed_seconds: Seconds = Field(604_800.0, description="How long a feed lives after its last entry.")
+    feed_seconds: Annotated[Seconds, Field(ge=1)] = Field(
+        604_800.0, description="How long a feed lives after its last entry."
+    )
     state_timeout: Seconds = Field(0.4, description="State Redis: seconds a producer waits for one call.")
     limiter_timeout: Seconds = Field(0.05, description="Limiter Redis: seconds one call may take.")
     secret: SecretStr | None = Field(None, description="Signs the gateway's tokens (HS256), at least 32 characters.")

@@ -59,6 +59,7 @@ def test_the_limiter_defaults_to_state(monkeypatch: pytest.MonkeyPatch) -> None:
         ("NOTIFIER_BROKER_URL", f"sqs://u:{PASSWORD}@h"),
         ("NOTIFIER_DEDUPE_WINDOW", "inf"),
         ("NOTIFIER_GATEWAY_PORT", "70000"),
+        ("NOTIFIER_FEED_SECONDS", "0.5"),
     ],
 )
 def test_a_bad_value_is_refused_by_name_and_not_shown(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
