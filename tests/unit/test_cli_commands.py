@@ -75,16 +75,16 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     for when, source in enumerate((missing, f"import click\n@click.command()\ndef command():\n    {missing}")):
         (folder := tmp_path / str(when)).mkdir()
         offer(monkeypatch, folder, source)
-        result = CliRunner().invoke(main, ["doctor"])
+        result = CliRunner().invoke(main, ["probe"])
         assert result.exit_code == 1
         assert result.output == (
-            f"Error: notifier doctor needs the extra '{extra}': pip install 'celery-notifier[{extra}]'\n"
+            f"Error: notifier probe needs the extra '{extra}': pip install 'celery-notifier[{extra}]'\n"
         )
 
 
 def test_a_missing_module_of_our_own_is_no_missing_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     offer(monkeypatch, tmp_path, "import notifier.no_such_module")
-    result = CliRunner().invoke(main, ["doctor"])
+    result = CliRunner().invoke(main, ["probe"])
     assert isinstance(result.exception, ModuleNotFoundError)
 
 
@@ -95,14 +95,15 @@ def test_an_error_of_ours_is_one_calm_line(monkeypatch: pytest.MonkeyPatch, tmp_
         "import click\nfrom notifier.errors import StateUnavailable\n"
         "@click.command()\ndef command():\n    raise StateUnavailable('state Redis: connection refused')",
     )
-    result = CliRunner().invoke(main, ["doctor"])
+    result = CliRunner().invoke(main, ["probe"])
     assert (result.exit_code, result.output) == (1, "Error: state Redis: connection refused\n")
 
 
 def offer(monkeypatch: pytest.MonkeyPatch, folder: Path, source: str) -> None:
-    """Put a module of this source where the command `doctor` is looked for."""
-    folder.joinpath("doctor.py").write_text(source)
+    """Offer a command `probe` that is a module of this source."""
+    monkeypatch.setitem(COMMANDS, "probe", "A command of these tests.")
+    folder.joinpath("probe.py").write_text(source)
     monkeypatch.setattr(notifier.cli, "__path__", [str(folder), *notifier.cli.__path__])
-    monkeypatch.setitem(sys.modules, "notifier.cli.doctor", notifier.cli)  # so that undoing forgets what is imported
-    monkeypatch.delitem(sys.modules, "notifier.cli.doctor")
+    monkeypatch.setitem(sys.modules, "notifier.cli.probe", notifier.cli)  # so that undoing forgets what is imported
+    monkeypatch.delitem(sys.modules, "notifier.cli.probe")
     importlib.invalidate_caches()
