@@ -54,7 +54,9 @@ class InvalidRecipients(InvalidNotification):
 
 
 class NotAccepted(NotifierError):
-    """Neither the ledger nor the broker took it. Sending again with `notification_id` is safe.
+    """Neither the ledger nor the broker is known to have it; sending again with `notification_id` is safe for a while.
+
+    For ten minutes; for NOTIFIER_DEDUPE_WINDOW (one hour) with an id of your own choice.
 
     `recipients` are the user ids that were not accepted, `notification_id` the id to retry with.
     """

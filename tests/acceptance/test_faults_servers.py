@@ -146,4 +146,4 @@ def test_two_beats_and_four_workers(make_site: MakeSite) -> None:
         send_notification.delay(f"user-{number % 4}", number)
     site.settled(60, timeout_s=40)
     assert sorted(n for u in range(4) for n in site.payloads(f"user-{u}")) == list(range(60))
-    assert site.counts.replayed > 20
+    assert site.counts.replayed > 0

@@ -105,7 +105,7 @@ def test_poison_parks_after_five_starts(doomed: Site, tmp_path: Path) -> None:
     send_notification.delay("anna", "killed", channel="doomed", notification_id="n1")
     counts = doomed.settled(1, timeout_s=90)
     assert counts.parked == 1
-    assert len(lines(tmp_path / "started")) <= 5
+    assert len(lines(tmp_path / "started")) == 5
     send_notification.delay("bert", "fine", channel="doomed")
     doomed.settled(2)
     eventually(lambda: runtime.get().store.counts().parked == 1, timeout_s=60)

@@ -91,11 +91,11 @@ def test_a_denial_is_remembered_and_says_how_long(make: Make, redis: Redis) -> N
 
 
 def test_after_exactly_the_wait_it_is_granted(make: Make) -> None:
-    limiter = make(user_limit="20/s burst 1", local_bucket="off")
-    for _ in range(5):
+    limiter = make(user_limit="2/s burst 1", local_bucket="off")
+    for _ in range(3):
         assert limiter.acquire("a").granted
         verdict = limiter.acquire("a")
-        assert 0 < verdict.retry_after <= 0.05
+        assert 0 < verdict.retry_after <= 0.5
         time.sleep(verdict.retry_after)
 
 
