@@ -9,7 +9,7 @@ from typing import Any
 from celery import Task, shared_task
 
 from notifier import metrics, producer, runtime
-from notifier.errors import Unavailable
+from notifier.errors import DatabaseUnavailable, Unavailable
 from notifier.notification import Priority
 from notifier.redis.keys import PREFIX
 from notifier.wire import PROBE, QUEUE_OF, REPLAY_DEAD_LETTERS, SWEEP_UNSETTLED
@@ -66,7 +66,15 @@ def _probe(self: ControlTask, queue: str = "", published_us: int = 0, **_newer: 
 
 def _replay() -> None:
     parts = runtime.get()
-    parts.replay.run()
+    try:
+        parts.replay.run()
+    except DatabaseUnavailable:  # it ran: beat and this worker are well, and say what is not
+        _note(parts)
+        raise
+    _note(parts)
+
+
+def _note(parts: runtime.Runtime) -> None:
     parts.client.set(REPLAYED, parts.ledger.now_us(), ex=REPLAYED_TTL_S)
 
 

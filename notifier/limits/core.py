@@ -86,7 +86,8 @@ class Core:
                     self.cached += 1
                     return make(Verdict, (False, until - now, known[1], "local", 0, known[2]))
             if now >= known[3]:
-                policy.known.pop(user_id, None)
+                with self.lock:  # another thread may be making room in the table
+                    policy.known.pop(user_id, None)
                 known = None
         channel = policy.channel
         if channel is not None and now < channel.until:

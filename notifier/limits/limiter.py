@@ -217,7 +217,7 @@ class Limiter:
             return False
         with self._charging:
             try:
-                while self._send([], BATCH)[0]:
+                while self._core.owes and self._send([], BATCH)[0]:
                     pass
             except (RedisError, OSError) as error:
                 self._fail(error)
