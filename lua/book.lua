@@ -6,8 +6,9 @@
 -- ARGV     classes; per item ITEM arguments, and end (delivered, digested, expired, dropped, parked), reason or -,
 --          from (own: the message or row that the item says | any: whoever holds the licence |
 --          cancel: the same, but what is parked stays)
--- Reply    {now (us), then per item: code, seq}
---          messages and any: "booked" | "gone";  rows: "ended" | "parked"
+-- Reply    {now (us), then per item: code, seq or 0}
+--          messages and any: "booked" seq | "gone" 0
+--          rows: the end that was booked, seq | "ended" 0 and "parked" 0 (before)
 
 local EXTRA = 3
 local head = after_classes()
@@ -33,7 +34,7 @@ for i, P in ipairs(KEYS) do
   if e then
     e.reason = reason
     book(item, e, what, reason)
-    code = (any or not item.row) and 'booked' or what == 'parked' and 'parked' or 'ended'
+    code = (any or not item.row) and 'booked' or what
   end
   reply[#reply + 1] = code
   reply[#reply + 1] = e and e.seq or 0

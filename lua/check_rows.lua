@@ -5,7 +5,7 @@
 -- KEYS[i]  shard prefix of item i
 -- ARGV     classes; per item ITEM arguments, and interval (us between two grants of this user)
 -- Reply    {now (us), then per item: code, number}
---          code "go" seq | "ended" seq | "parked" seq | "keep" retry (us; an earlier one waits)
+--          code "go" seq | "expired" seq | "ended" 0 and "parked" 0 (before) | "keep" retry (us; an earlier one waits)
 
 local EXTRA = 1
 
@@ -33,7 +33,7 @@ for i, P in ipairs(KEYS) do
   local number
   if e and e.expires > 0 and e.expires <= now then
     book(item, e, 'expired')
-    code = 'ended'
+    code = 'expired'
   elseif e and waits(item, e) then
     local interval = tonumber(ARGV[head - 1 + i * (ITEM + EXTRA)])
     code, number = 'keep', defer(item, e, 'order', 0, interval, i)

@@ -12,7 +12,7 @@
 --          then their ids as JSON, oldest first
 -- Reply    {now (us), then per item: code, number (us or seq)}
 --          messages: "delivered" seq | "gone" | "expired" | "late" | "deferred" retry (an earlier one waits)
---          rows: "ended" seq (delivered, expired, or ended before) | "digested" seq | "parked" | "late" | "keep" retry
+--          rows: "delivered" seq | "digested" seq | "expired" | "ended" and "parked" (before) | "late" | "keep" retry
 
 local EXTRA = 4
 local MAX_IDS = 100  -- in one digest object; the newest ones
@@ -89,7 +89,7 @@ local function ready(item, e, at)
   local deadline, interval = tonumber(ARGV[at + ITEM + 1]), tonumber(ARGV[at + ITEM + 2])
   if e.expires > 0 and e.expires <= now then
     book(item, e, 'expired')
-    answer(item.row and 'ended' or 'expired')
+    answer('expired')
   elseif deadline > 0 and now > deadline then
     answer('late')
   elseif blocked(item, e) then
@@ -119,7 +119,7 @@ local function single(P, at)
       let_go(item, e, 'delivered', entry)
       delivered = delivered + 1
     end
-    answer(item.row and 'ended' or 'delivered', e.seq)
+    answer('delivered', e.seq)
   end
 end
 
@@ -132,7 +132,7 @@ local function digest(first, members, stride)
     local e, gone = row_head(item)
     if e and e.expires > 0 and e.expires <= now then
       book(item, e, 'expired')
-      e, gone = nil, 'ended'
+      e, gone = nil, 'expired'
     end
     codes[k + 1] = { gone, 0 }
     if e then
@@ -155,9 +155,9 @@ local function digest(first, members, stride)
       local object = digest_of(live)
       local entry = push(carrier.item, carrier.e, tonumber(ARGV[carrier.at + ITEM]), object)
       for _, member in ipairs(live) do
-        local is_carrier = member == carrier
-        book(member.item, member.e, is_carrier and 'delivered' or 'digested', entry)
-        codes[member.k] = { is_carrier and 'ended' or 'digested', member.e.seq }
+        local what = member == carrier and 'delivered' or 'digested'
+        book(member.item, member.e, what, entry)
+        codes[member.k] = { what, member.e.seq }
       end
     end
   end

@@ -6,9 +6,9 @@
 -- ARGV     classes; max waiting (per user and channel), max deferred (per shard); then per item ITEM arguments, and
 --          reason, wait (us), interval (us between two grants), attempts (at the channel so far),
 --          folds (1: it has a collapse key; too many of those are folded in the table instead of dropped)
--- Reply    {now (us), then per item: code, retry (us)}
+-- Reply    {now (us), then per item: code, retry (us) or 0}
 --          messages: "deferred" retry | "gone" | "expired" | "dropped" (too many wait already)
---          rows: "keep" retry | "ended" | "parked"
+--          rows: "keep" retry | "expired" | "ended" and "parked" (before)
 
 local EXTRA = 5
 local head = after_classes()
@@ -27,7 +27,7 @@ for i, P in ipairs(KEYS) do
   end
   if e and e.expires > 0 and e.expires <= now then
     book(item, e, 'expired')
-    code = item.row and 'ended' or 'expired'
+    code = 'expired'
   elseif e and not item.row and too_many(item, ARGV[at + ITEM + 4] == '1', max_waiting, max_deferred) then
     book(item, e, 'dropped', 'max_waiting')
     code = 'dropped'

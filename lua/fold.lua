@@ -5,7 +5,8 @@
 --
 -- KEYS[i]  shard prefix of item i
 -- ARGV     classes; per item ITEM arguments; rows in seq order, the last is the one that stays
--- Reply    {now (us), then per item: code, 0}; code "ended" | "parked" | "keep" (the last; all, if the last has ended)
+-- Reply    {now (us), then per item: code, 0}; code "digested" | "expired" | "ended" and
+--          "parked" (before) | "keep" (the last; all, if the last has ended)
 
 local head = after_classes()
 local reply = { int(now) }
@@ -13,7 +14,7 @@ local last = item_at(KEYS[#KEYS], head + (#KEYS - 1) * ITEM)
 local carrier, gone = row_head(last)
 if carrier and carrier.expires > 0 and carrier.expires <= now then
   book(last, carrier, 'expired')
-  carrier, gone = nil, 'ended'
+  carrier, gone = nil, 'expired'
 end
 
 for i = 1, #KEYS do
@@ -21,11 +22,12 @@ for i = 1, #KEYS do
   if i == #KEYS then
     code = gone or 'keep'
   elseif carrier then
-    local e, ended = row_head(item)
+    local e, before = row_head(item)
+    code = before
     if e then
-      book(item, e, e.expires > 0 and e.expires <= now and 'expired' or 'digested')
+      code = e.expires > 0 and e.expires <= now and 'expired' or 'digested'
+      book(item, e, code)
     end
-    code = ended or 'ended'
   end
   reply[#reply + 1] = code
   reply[#reply + 1] = '0'

@@ -32,7 +32,7 @@ class Event:
     reason: str = ""
 
 
-_NOTHING = frozenset({"gone", "late", "go", "blocked", "keep"})  # answers that book nothing
+_NOTHING = frozenset({"gone", "ended", "late", "go", "blocked", "keep"})  # answers that book nothing
 Hook = Callable[[Event], object]
 _added: list[Hook] = []
 _installed: list[Hook] | None = None
@@ -69,17 +69,16 @@ def report(
     notifications: Sequence[Notification],
     extras: Sequence[Any],
     reply: Sequence[Any],
-    *,
-    of_rows: bool = False,
 ) -> None:
     """Tell all hooks what a script of the ledger answered: `reply` is the time, then code and number of each item.
 
-    `extras` begins with what each item was asked for: an end and a reason (book), or a reason (deny).
+    `extras` begins with what each item was asked for: an end and a reason (book), or a reason (deny). What is parked
+    without a number was so before.
     """
     events = []
     for k, (n, code, number) in enumerate(zip(notifications, reply[1::2], reply[2::2], strict=True)):
         what = code.decode()
-        if what in _NOTHING or script == "fold" or (of_rows and int(number) == 0):
+        if what in _NOTHING or (what == "parked" and int(number) == 0):
             continue
         reason = ""
         if script == "book":
@@ -88,7 +87,7 @@ def report(
             reason = {"dropped": "max_waiting", "parked": "poison"}.get(what) or (
                 str(extras[k][0]) if script == "deny" else "order"
             )
-        events.append(Event("delivered" if what == "ended" else what, n, "" if reason == "-" else reason))
+        events.append(Event(what, n, "" if reason == "-" else reason))
     fire(events)
 
 

@@ -32,6 +32,7 @@ MARK_MARGIN_S = 60
 DEADLINE_US = 2_000_000  # a grant is good for this long
 T = TypeVar("T")
 Own = Callable[[Notification], tuple[Argument, ...]]  # the fields that a script adds to a class
+_ENDS = frozenset(End) - {End.PARKED}
 _LETTER = {Priority.CRITICAL: "c", Priority.NORMAL: "n", Priority.BULK: "b"}
 _PRIORITY = {letter: priority for priority, letter in _LETTER.items()}
 
@@ -316,11 +317,8 @@ class Ledger:
             reply = self._run(name, items, head)
             if hooks.wanted():
                 part = [row.notification for row in rows[start : start + chunk]]
-                hooks.report(name, part, extras[start:], reply, of_rows=True)
-            for code, number in zip(reply[1::2], reply[2::2], strict=True):
-                action = "ended" if code == b"digested" else code.decode()
-                kept = action == "keep"
-                replies.append(RowReply(action, int(number) if kept else 0, reason if kept else ""))
+                hooks.report(name, part, extras[start:], reply)
+            replies += [_row_reply(c.decode(), int(n), reason) for c, n in zip(reply[1::2], reply[2::2], strict=True)]
         return replies
 
     def _add(
@@ -380,6 +378,14 @@ class Ledger:
 def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
     for start in range(0, len(items), CHUNK):
         yield items[start : start + CHUNK]
+
+
+def _row_reply(code: str, number: int, reason: str) -> RowReply:
+    if code == "keep":
+        return RowReply(code, number, reason)
+    if code == End.PARKED:
+        return RowReply(code, booked=code if number else "")
+    return RowReply("ended", booked=code) if code in _ENDS else RowReply(code)
 
 
 def _frame(n: Notification) -> tuple[Argument, ...]:

@@ -57,11 +57,15 @@ class Reply(NamedTuple):
 
 
 class RowReply(NamedTuple):
-    """What becomes of a row: ended (delete it), parked, keep (until retry_at_us), late (ask the limiter again), go."""
+    """What becomes of a row: ended (delete it), parked, keep (until retry_at_us), late (ask the limiter again), go.
+
+    `booked`: the end that this very call has booked, "" where it has booked none.
+    """
 
     action: str
     retry_at_us: int = 0
     reason: str = ""
+    booked: str = ""
 
 
 class Deferred(NamedTuple):

@@ -13,8 +13,8 @@ from notifier.deadletters.store import Store
 from notifier.ledger import Ledger
 from notifier.licence import Denial
 from notifier.limits.limiter import Limiter
-from notifier.notification import Notification
-from notifier.redis.keys import user_key
+from notifier.notification import Identity, Notification
+from notifier.redis.keys import identity_part, prefix_of, user_key
 from notifier.redis.state import connect_state
 from notifier.settings import Settings
 from notifier.wire import Message
@@ -51,6 +51,15 @@ class Bench:
     def make_due(self) -> None:
         """Everything that waits is due now: nobody wants to wait in a test."""
         self.sql("UPDATE dead_letters SET retry_at = to_timestamp(1) WHERE state = 'waiting'")
+
+    def expire(self, user_id: str, notification_id: str) -> None:
+        """In the ledger it is over; its row does not know."""
+        identity = Identity(user_id, "websocket", notification_id)
+        key, part = f"{prefix_of(user_id)}ledger", identity_part(identity)
+        entry: Any = self.client.hget(key, part)
+        words = entry.decode().split()
+        words[6] = "1"
+        self.client.hset(key, part, " ".join(words))
 
     def sql(self, statement: str, **values: Any) -> list[Any]:
         def work(connection: Any) -> list[Any]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from notifier import hooks
+from notifier.deadletters.crowd import Crowd
 from notifier.deadletters.manage import Filter, Manager
+from notifier.deadletters.schema import Row
 from notifier.hooks import Event
-from tests.deadletters import MakeBench
+from notifier.ledger import Ledger
+from notifier.licence import Denial, End, Grant, RowReply
+from tests.deadletters import Bench, MakeBench
 
 
 @pytest.fixture
@@ -55,6 +59,58 @@ def test_parked_dropped_expired(make_bench: MakeBench, heard: list[tuple[str, st
     bench.make_due()
     bench.replay.run()
     assert heard == [("parked", "a", "by_hand"), ("dropped", "a", "by_hand"), ("expired", "b", "")]
+
+
+def claimed(bench: Bench, *names: str) -> list[Row]:
+    for name in names:
+        bench.deny("anna", 1, notification_id=name, collapse_key="k")
+    bench.replay.spill()
+    return bench.store.claim(bench.ledger.now_us())
+
+
+NOW = Grant(granted_at_us=1, deadline_us=0)
+SCRIPTS: list[Callable[[Ledger, list[Row]], list[RowReply]]] = [
+    lambda ledger, rows: ledger.deliver_digests([[row] for row in rows], [NOW] * len(rows)),
+    lambda ledger, rows: ledger.deliver_digests([rows], [NOW]),
+    lambda ledger, rows: ledger.deny_rows(rows, [Denial(1, 0, "rate_limited")] * len(rows)),
+    lambda ledger, rows: ledger.check_rows(rows, [0] * len(rows)),
+    lambda ledger, rows: ledger.fold_rows(rows),
+]
+
+
+@pytest.mark.parametrize("run", SCRIPTS, ids=["deliver", "digest", "deny", "check", "fold"])
+def test_an_expired_row_is_told_of_as_expired_and_once(
+    make_bench: MakeBench, heard: list[tuple[str, str, str]], run: Callable[[Ledger, list[Row]], list[RowReply]]
+) -> None:
+    bench = make_bench(user_limit="off")
+    rows = claimed(bench, "a", "b")
+    for row in rows:
+        bench.expire("anna", row.notification_id)
+    heard.clear()
+    for _ in range(2):  # the second time they have ended before
+        run(bench.ledger, rows[1:])
+        run(bench.ledger, rows)
+    names = ["b"] if run is SCRIPTS[-1] else ["a", "b"]  # nothing folds into what has ended
+    assert sorted(heard) == [("expired", name, "") for name in names]
+    assert bench.ledger.counts().expired == len(names)
+
+
+def test_folded_members_are_digested(make_bench: MakeBench, heard: list[tuple[str, str, str]]) -> None:
+    bench = make_bench(user_limit="off")
+    rows = claimed(bench, "a", "b", "c")
+    bench.expire("anna", "b")
+    heard.clear()
+    assert Crowd(bench.store, bench.ledger, 2).fold(rows) == 2
+    assert heard == [("digested", "a", ""), ("expired", "b", "")]
+
+
+def test_booked_rows_that_had_ended_are_no_event(make_bench: MakeBench, heard: list[tuple[str, str, str]]) -> None:
+    bench = make_bench(user_limit="off")
+    rows = claimed(bench, "a", "b")
+    heard.clear()
+    for _ in range(2):
+        bench.ledger.book_rows(rows, [End.DIGESTED, End.PARKED])
+    assert heard == [("digested", "a", ""), ("parked", "b", "")]
 
 
 def test_what_is_only_kept_is_no_event(make_bench: MakeBench, heard: list[tuple[str, str, str]]) -> None:
