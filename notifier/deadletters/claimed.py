@@ -46,7 +46,8 @@ class Claimed:
     """One batch of claimed rows on its way through limiter and channels. `process` fills the lists.
 
     `ended` rows are to be deleted, `parked` to be parked, `kept` to be released, `paces` say how the rest of a denied
-    user's rows follow. `limiter_down`: everything was denied because of it, and more would be too.
+    user's rows follow. `replayed` counts rows that went out just now, alone or in a digest. `limiter_down`: everything
+    was denied because of it, and more would be too.
     """
 
     def __init__(self, store: Store, ledger: Ledger, limiter: Limiter, settings: Settings) -> None:
@@ -56,7 +57,7 @@ class Claimed:
         self.kept: list[Kept] = []
         self.paces: dict[tuple[str, str], Pace] = {}
         self._in_line: Counter[str] = Counter()
-        self.granted = 0
+        self.replayed = 0
         self.denied = 0
         self.limiter_down = False
         self._misplaced: set[Identity] = set()
@@ -64,14 +65,15 @@ class Claimed:
     def process(self, rows: Sequence[Row]) -> None:
         """Every row gets exactly one fate. Raises StateUnavailable; then those without one are still to be released."""
         now_us = self._ledger.now_us()
-        live = []
+        live, expired = [], []
         for row in rows:
             if row.starts >= MAX_STARTS and row.claim_ran_out:
                 self._park([row], Reason.POISON, f"its worker or replayer died with it {row.starts} times")
             elif row.expires_us and row.expires_us <= now_us:
-                self._book([row], End.EXPIRED)
+                expired.append(row)
             else:
                 live.append(row)
+        self._book(expired, End.EXPIRED)
         # Feeds first: a slow channel outside must not hold them up.
         for channel, group in groupby(sorted(live, key=_feeds_first), key=lambda row: row.channel):
             units = together(group)
@@ -101,7 +103,7 @@ class Claimed:
         denials = [self._denial(row, verdict) for row, verdict in left]
         replies = self._ledger.deny_rows([row for row, _ in left], denials)
         now_us = self._ledger.estimated_us()
-        self.denied += len(replies)
+        self.denied += sum(reply.action == "keep" for reply in replies)
         for (row, verdict), denial, reply in zip(left, denials, replies, strict=True):
             if verdict.level == "unavailable":
                 self.limiter_down = True
@@ -162,7 +164,6 @@ class Claimed:
                 again.append(late)
             for row, reply in answered:
                 if reply.action != "late":
-                    self.granted += reply.action == "ended"
                     self._settle(row, reply)
         return again
 
@@ -223,7 +224,6 @@ class Claimed:
                 self._park([row._replace(attempts=attempts) for row in unit], Reason.DELIVERY_FAILED, outcome.error)
             else:
                 sent.append(unit)
-        self.granted += len(sent)
         self._book([unit[0] for unit in sent if len(unit) == 1], End.DELIVERED)
         for unit in sent:
             if len(unit) > 1:  # all its members in one step: a crash must not leave some to be sent as another digest
@@ -243,6 +243,7 @@ class Claimed:
             self._settle(row._replace(last_error=error), reply._replace(reason=reason))
 
     def _settle(self, row: Row, reply: RowReply) -> None:
+        self.replayed += reply.booked in (End.DELIVERED, End.DIGESTED)
         if reply.action == "ended":
             self.ended.append(row.identity)
             return

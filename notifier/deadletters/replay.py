@@ -35,7 +35,7 @@ BUDGET_S = 0.8  # of beat's period of one second
 
 
 class ReplayReport(NamedTuple):
-    """What one run did, in rows. `replayed` were delivered, `denied` wait on, `paced` got a later time unclaimed."""
+    """What one run did, in rows. `replayed` went out, `denied` wait on, `paced` got a later time unclaimed."""
 
     spilled: int = 0
     claimed: int = 0
@@ -145,7 +145,7 @@ class Replay:
         paced = self._store.pace(list(batch.paces.values()), self._ledger.estimated_us())
         report = ReplayReport(
             claimed=len(rows),
-            replayed=batch.granted,
+            replayed=batch.replayed,
             denied=batch.denied,
             ended=len(batch.ended),
             parked=len(batch.parked),

@@ -7,6 +7,7 @@ import json
 import threading
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -263,3 +264,32 @@ def test_a_flood_that_is_spilled_does_not_keep_from_going_what_is_due(make_bench
     report = slow.run()  # every look at the clock takes longer than the whole budget
     assert report.spilled == 0
     assert len(bench.feed("quiet")) == 1
+
+
+@pytest.mark.parametrize("user_limit", ["off", "1/day burst 1"])
+def test_what_had_ended_or_expires_is_not_replayed(make_bench: MakeBench, user_limit: str) -> None:
+    bench = make_bench(user_limit=user_limit, local_bucket="off")
+    for name in ("a", "b", "c"):
+        bench.deny("anna", 1, notification_id=name)
+    bench.replay.spill()
+    bench.make_due()
+    bench.sql("UPDATE dead_letters SET expires_at = to_timestamp(1) WHERE notification_id = 'c'")
+    bench.expire("anna", "a")  # only the ledger knows
+    bench.ledger.cancel(Identity("anna", "websocket", "b"))
+    report = bench.replay.run()
+    assert (report.claimed, report.ended, report.replayed, report.denied) == (3, 3, 0, 0)
+    assert bench.balanced()
+
+
+def test_expired_rows_are_booked_together(make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="off")
+    calls = []
+    for count in (2, 20):
+        bench.deny("anna", count)
+        bench.replay.spill()
+        bench.sql("UPDATE dead_letters SET expires_at = to_timestamp(1)")
+        bench.client.config_resetstat()
+        assert bench.replay.run().ended == count
+        stats: Any = bench.client.info("commandstats")
+        calls.append(stats["cmdstat_evalsha"]["calls"])
+    assert calls[0] == calls[1]
