@@ -6,6 +6,8 @@ Every name is `NOTIFIER_` and the field in capitals. Limits may be set for one c
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,6 +25,9 @@ from notifier.limit import Limit
 PREFIX = "NOTIFIER_"
 RUN_ENV = Path(".notifier") / "run.env"
 PER_CHANNEL = ("user_limit", "channel_limit", "user_quota")
+MASK = "***"
+_PASSWORD = re.compile(r"(://[^:@/?]*):.*@")
+_PASSWORD_PARAMETER = re.compile(r"([?&][^=&]*(?:password|passwd|secret|token)[^=&]*)=[^&]*", re.IGNORECASE)
 
 
 def _limit(value: Any) -> Any:
@@ -88,12 +93,34 @@ class _Source(PydanticBaseSettingsSource):
         return found | {"per_channel": per_channel}
 
 
+def places() -> list[tuple[str, Mapping[str, str | None]]]:
+    """Where settings are read from, by name; the first place that names one wins."""
+    return [("environment", os.environ), (".env", dotenv_values(".env")), (str(RUN_ENV), dotenv_values(RUN_ENV))]
+
+
 def raw_values() -> dict[str, str]:
-    """All NOTIFIER_ variables as text, from the three places; the first place that names one wins."""
-    merged = {**dotenv_values(RUN_ENV), **dotenv_values(".env"), **os.environ}
+    """All NOTIFIER_ variables as text."""
+    merged: dict[str, str | None] = {}
+    for _, values in reversed(places()):
+        merged |= values
     return {
         name.upper(): value for name, value in merged.items() if name.upper().startswith(PREFIX) and value is not None
     }
+
+
+def unknown(names: Iterable[str]) -> list[str]:
+    """Those of the NOTIFIER_ variables that nothing reads: most likely misspelt."""
+    fields = {name.upper() for name in Settings.model_fields} - {"PER_CHANNEL"}
+    limits = {name.upper() for name in PER_CHANNEL}
+    tails = {name: name.removeprefix(PREFIX).partition("__") for name in names}
+    return sorted(
+        name for name, (field, cut, channel) in tails.items() if field not in (limits if cut and channel else fields)
+    )
+
+
+def mask_url(text: str) -> str:
+    """The text, with passwords of URLs in it replaced by ***."""
+    return _PASSWORD_PARAMETER.sub(rf"\1={MASK}", _PASSWORD.sub(rf"\1:{MASK}@", text))
 
 
 class Settings(BaseSettings):
@@ -155,6 +182,9 @@ class Settings(BaseSettings):
     gateway_port: Annotated[int, Field(ge=0, le=65_535)] = Field(8_000, description="Port the gateway listens on.")
     allowed_origins: str = Field("", description="Origins whose pages may connect, comma-separated; empty: same host.")
     live_page: bool = Field(False, description="Serve the live page at / (always on in `up` and `demo`).")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="Logs of worker, beat, gateway and `up`: text, or one JSON object a line."
+    )
     data_dir: Path = Field(Path(".notifier"), description="Where `notifier up` keeps its servers' data.")
 
     def __init__(self, **values: Any) -> None:

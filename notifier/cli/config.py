@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import click
-from dotenv import dotenv_values
 from pydantic import SecretStr
 
 from notifier.cli.output import emit_json, example
-from notifier.settings import PER_CHANNEL, PREFIX, RUN_ENV, Settings
-
-MASK = "***"
-_PASSWORD = re.compile(r"(://[^:@/?]*):.*@")
-_PASSWORD_PARAMETER = re.compile(r"([?&][^=&]*(?:password|passwd|secret|token)[^=&]*)=[^&]*", re.IGNORECASE)
+from notifier.settings import MASK, PREFIX, Settings, mask_url, places, unknown
 
 
 class Row(NamedTuple):
@@ -38,7 +31,7 @@ def command(as_json: bool) -> None:
     The environment wins over .env, which wins over what a running `notifier up` wrote. Secrets are masked.
     """
     settings = Settings()
-    table, strangers = list(rows(settings)), unknown()
+    table, strangers = list(rows(settings)), unknown(origins())
     if as_json:
         fields = ("name", "value", "default", "from", "description")
         emit_json({"settings": [dict(zip(fields, row, strict=True)) for row in table], "unknown": strangers})
@@ -67,27 +60,12 @@ def rows(settings: Settings) -> Iterator[Row]:
             yield row(f"{general}__{channel}", limit, getattr(settings, field), f"{general} of one channel.")
 
 
-def places() -> list[tuple[str, Mapping[str, str | None]]]:
-    """Where settings are read from; the first place that names one wins."""
-    return [("environment", os.environ), (".env", dotenv_values(".env")), (str(RUN_ENV), dotenv_values(RUN_ENV))]
-
-
 def origins() -> dict[str, str]:
     """Variable -> the place it is taken from."""
     found: dict[str, str] = {}
     for place, values in reversed(places()):
         found |= {name.upper(): place for name in values if name.upper().startswith(PREFIX)}
     return found
-
-
-def unknown() -> list[str]:
-    """Variables with our prefix that nothing reads: most likely misspelt."""
-    fields = {name.upper() for name in Settings.model_fields} - {"PER_CHANNEL"}
-    limits = {name.upper() for name in PER_CHANNEL}
-    tails = {name: name.removeprefix(PREFIX).partition("__") for name in origins()}
-    return sorted(
-        name for name, (field, cut, channel) in tails.items() if field not in (limits if cut and channel else fields)
-    )
 
 
 def shown(value: Any) -> str | float | bool | None:
@@ -97,11 +75,6 @@ def shown(value: Any) -> str | float | bool | None:
     if value is None or isinstance(value, (bool, int, float)):
         return value
     return mask_url(str(value))
-
-
-def mask_url(text: str) -> str:
-    """The text, with passwords of URLs in it replaced by ***."""
-    return _PASSWORD_PARAMETER.sub(rf"\1={MASK}", _PASSWORD.sub(rf"\1:{MASK}@", text))
 
 
 def _text(value: str | float | bool | None) -> str:

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from notifier.cli import main
-from notifier.cli.config import mask_url, origins
-from notifier.settings import RUN_ENV, Settings, raw_values
+from notifier.cli.config import origins
+from notifier.settings import RUN_ENV, Settings, mask_url, raw_values
 
 SECRETS = ("hunter2", "p%40ss", "s3cret-that-signs-the-tokens-of-all")
 
