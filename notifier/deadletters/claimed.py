@@ -149,7 +149,7 @@ class Claimed:
             if not units:
                 return
         # Late again and again: this process is too slow now. Any other may take them at once.
-        self.kept += [_as_it_was(row) for unit in units for row in unit]
+        self.kept += [row.as_it_was() for unit in units for row in unit]
 
     def _deliver(self, granted: Sequence[tuple[Unit, Verdict]], deadline_us: int) -> list[Unit]:
         """To feeds. Returns those for which it was too late."""
@@ -249,7 +249,7 @@ class Claimed:
             return
         if reply.action == "keep" and (not row.seq or reply.reason == Reason.ORDER):
             self._misplaced.add(row.identity)
-        kept = _as_it_was(row)._replace(reason=reply.reason or row.reason, retry_at_us=reply.retry_at_us)
+        kept = row.as_it_was()._replace(reason=reply.reason or row.reason, retry_at_us=reply.retry_at_us)
         (self.parked if reply.action == "parked" else self.kept).append(kept)
 
     def _mend_seqs(self) -> None:
@@ -267,7 +267,7 @@ class Claimed:
     def unsettled(self, rows: Iterable[Row]) -> list[Kept]:
         """Those of `rows` that have no fate yet, to be released as they were."""
         settled = {*self.ended, *(kept.identity for kept in (*self.parked, *self.kept))}
-        return [_as_it_was(row) for row in rows if row.identity not in settled]
+        return [row.as_it_was() for row in rows if row.identity not in settled]
 
 
 def _batches(units: Iterable[Unit]) -> Iterator[list[Unit]]:
@@ -284,8 +284,3 @@ def _batches(units: Iterable[Unit]) -> Iterator[list[Unit]]:
 
 def _feeds_first(row: Row) -> tuple[bool, str]:
     return row.channel != WEBSOCKET, row.channel
-
-
-def _as_it_was(row: Row) -> Kept:
-    """A digest that was tried stays the same one, so that the other side may know it again; else it is made anew."""
-    return Kept(row.identity, row.reason, 0, row.attempts, row.last_error, row.digest_id if row.attempts else "")

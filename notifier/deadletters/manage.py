@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -162,14 +163,14 @@ class Manager:
         """Park what waits: nothing goes until a person sends it again or drops it."""
         changed = skipped = 0
         for page in self.pages(which):
-            rows = self._store.claim_these([row.identity for row in page if row.state == State.WAITING])
             ended, parked = [], []
-            for row, reply in zip(rows, self._ledger.book_rows(rows, End.PARKED, "by_hand"), strict=True):
-                if reply.action == "parked":
-                    parked.append(Kept(row.identity, row.reason, 0, row.attempts, "parked by hand"))
-                else:
-                    ended.append(row.identity)
-            self._store.finish(ended, parked)
+            with self._claimed(page) as rows:
+                for row, reply in zip(rows, self._ledger.book_rows(rows, End.PARKED, "by_hand"), strict=True):
+                    if reply.action == "parked":
+                        parked.append(Kept(row.identity, row.reason, 0, row.attempts, "parked by hand"))
+                    else:
+                        ended.append(row.identity)
+                self._store.finish(ended, parked)
             changed, skipped = changed + len(parked), skipped + len(page) - len(parked)
             progress(len(page))
         return Done(changed, skipped)
@@ -178,14 +179,15 @@ class Manager:
         """End rows as dropped, waiting or parked. What a replayer has just claimed is left to it."""
         changed = skipped = 0
         for page in self.pages(which):
-            rows = self._store.claim_these([row.identity for row in page if row.state == State.WAITING])
-            parked = [row for row in page if row.state == State.PARKED]
-            booked = self._ledger.drop([row.identity for row in parked], reason, parked=True)
-            rows += [row for row, done in zip(parked, booked, strict=True) if not done]  # the ledger has lost them
-            ended = [row.identity for row, done in zip(parked, booked, strict=True) if done]
-            replies = self._ledger.book_rows(rows, End.DROPPED, reason)
-            ended += [row.identity for row, reply in zip(rows, replies, strict=True) if reply.action == "ended"]
-            self._store.finish(ended)
+            with self._claimed(page) as rows:
+                parked = [row for row in page if row.state == State.PARKED]
+                booked = self._ledger.drop([row.identity for row in parked], reason, parked=True)
+                rows += [row for row, done in zip(parked, booked, strict=True) if not done]  # the ledger has lost them
+                ended = [row.identity for row, done in zip(parked, booked, strict=True) if done]
+                replies = self._ledger.book_rows(rows, End.DROPPED, reason)
+                ended += [row.identity for row, reply in zip(rows, replies, strict=True) if reply.action == "ended"]
+                left = [row.as_it_was() for row, reply in zip(rows, replies, strict=True) if reply.action != "ended"]
+                self._store.finish(ended, kept=left)
             changed, skipped = changed + len(ended), skipped + len(page) - len(ended)
             progress(len(page))
         return Done(changed, skipped)
@@ -206,6 +208,17 @@ class Manager:
             self._ledger.drop(old, "retired", parked=True)
             self._store.finish(old)
         return len(old)
+
+    @contextmanager
+    def _claimed(self, page: Sequence[Row]) -> Iterator[list[Row]]:
+        """Those that wait, as far as nobody has them; given back if it cannot be done, else a start is counted."""
+        rows = self._store.claim_these([row.identity for row in page if row.state == State.WAITING])
+        claimed = list(rows)
+        try:
+            yield rows
+        except BaseException:
+            self._store.finish(kept=[row.as_it_was() for row in claimed])
+            raise
 
     def _page(self, which: Filter, last: Identity | None, bodies: bool, size: int) -> list[Row]:
         columns = [t[name] if name != "body" or bodies else literal("").label("body") for name in COLUMNS]

@@ -163,6 +163,11 @@ class Row(NamedTuple):
             collapse_key=self.collapse_key,
         )
 
+    def as_it_was(self) -> Kept:
+        """To be given back. A digest that was tried stays the same one, so that the other side may know it again."""
+        digest_id = self.digest_id if self.attempts else ""
+        return Kept(self.identity, self.reason, 0, self.attempts, self.last_error, digest_id)
+
 
 class Kept(NamedTuple):
     """What becomes of a row that stays: released to wait until `retry_at_us`, or parked."""

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from notifier.deadletters.erase import erase
-from notifier.deadletters.manage import Backlog, Filter, Manager, forecast_s
+from notifier.deadletters.manage import Backlog, Done, Filter, Manager, forecast_s
 from notifier.deadletters.schema import Row
+from notifier.errors import StateUnavailable
+from notifier.ledger import Ledger
 from notifier.limit import Limit
 from notifier.redis.keys import user_key
+from notifier.redis.state import connect_state
 from notifier.settings import Settings
 from tests.deadletters import Bench, MakeBench
+from tests.support import free_port
 
 EVERYTHING = Filter()
 
@@ -124,6 +130,21 @@ def test_a_row_that_a_replayer_has_is_left_to_it(make_bench: MakeBench) -> None:
     bench.replay.spill()
     bench.store.claim(bench.ledger.now_us(), 1)
     assert manager(bench).drop(EVERYTHING) == (1, 1)
+
+
+@pytest.mark.parametrize("command", [Manager.park, Manager.drop])
+def test_without_redis_rows_are_given_back(make_bench: MakeBench, command: Callable[[Manager, Filter], Done]) -> None:
+    bench = make_bench(user_limit="off")
+    poisoned(bench, 1)
+    bench.deny("bert", 3, wait_s=60)
+    bench.replay.spill()
+    before = bench.sql("SELECT state, reason, retry_at, starts, attempts FROM dead_letters ORDER BY user_id, seq")
+    client = connect_state(f"redis://127.0.0.1:{free_port()}/0", 1.0)
+    with closing(Ledger(client, bench.settings)) as away, pytest.raises(StateUnavailable):
+        command(Manager(bench.store, away), EVERYTHING)
+    after = bench.sql("SELECT state, reason, retry_at, starts, attempts FROM dead_letters ORDER BY user_id, seq")
+    assert after == before
+    assert bench.sql("SELECT count(*) FROM dead_letters WHERE claimed_until IS NOT NULL") == [(0,)]
 
 
 def test_rows_that_outlived_their_redis_can_be_dropped(make_bench: MakeBench) -> None:
