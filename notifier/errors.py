@@ -58,20 +58,24 @@ class NotAccepted(NotifierError):
 
     For ten minutes; for NOTIFIER_DEDUPE_WINDOW (one hour) with an id of your own choice.
 
-    `recipients` are the user ids that were not accepted, `notification_id` the id to retry with.
+    `recipients` are the user ids that were not accepted, `notification_id` the id to retry with. Where each had an id
+    of its own (notify_many), `notification_id` is "", and `notification_ids` has one for each of `recipients`.
     """
 
-    def __init__(self, notification_id: str, recipients: Sequence[str]) -> None:
+    def __init__(self, notification_id: str, recipients: Sequence[str], notification_ids: Sequence[str] = ()) -> None:
         self.notification_id = notification_id
         self.recipients = list(recipients)
+        self.notification_ids = list(notification_ids) or [notification_id] * len(self.recipients)
         who = repr(self.recipients[0]) if len(self.recipients) == 1 else f"{len(self.recipients)} recipients"
-        super().__init__(
-            f"notification {notification_id!r} to {who} was not accepted: state Redis and the broker are both "
-            f"unavailable; send it again with notification_id={notification_id!r}"
-        )
+        if notification_id:
+            what, again = f"notification {notification_id!r} to {who} was", f"it again with {notification_id=}"
+        else:
+            what = f"{len(self.recipients)} notifications, the first of them {self.notification_ids[0]!r}, were"
+            again = "the same objects again (see .notification_ids)"
+        super().__init__(f"{what} not accepted: state Redis and the broker are both unavailable; send {again}")
 
-    def __reduce__(self) -> tuple[type[NotAccepted], tuple[str, list[str]]]:
-        return type(self), (self.notification_id, self.recipients)
+    def __reduce__(self) -> tuple[type[NotAccepted], tuple[str, list[str], list[str]]]:
+        return type(self), (self.notification_id, self.recipients, self.notification_ids)
 
 
 class ExtraMissing(NotifierError):

@@ -54,8 +54,9 @@ def notify_many(notifications: Iterable[Notification]) -> dict[str, int]:
     """Send many different ones, `Notification.create(...)` each; any iterable of any length, a thousand at a time.
 
     Returns how many were queued, deferred, dropped, duplicate or published. Raises InvalidNotification for a channel
-    that is not installed; NotAccepted when state Redis and broker are both away: sending the same objects again is
-    safe, those that had been accepted are then duplicates.
+    that is not installed; NotAccepted when state Redis and broker are both away: it names those of the thousand it was
+    at, the rest was not looked at. Sending the same objects again is safe, those that had been accepted are then
+    duplicates.
     """
     statuses: Counter[str] = Counter()
     rest = iter(notifications)
@@ -87,9 +88,8 @@ def accept_and_publish(app: Celery, notifications: Sequence[Notification]) -> li
             queued = []
             try:
                 sent += _without_ledger(app, ledger, chunk, error)
-            except NotAccepted as failure:
-                left = [n.user_id for n in notifications[start:]]
-                raise NotAccepted(failure.notification_id, left) from failure.__cause__
+            except _publish_errors(app) as failure:
+                raise _not_accepted(notifications[start:]) from failure
             continue
         if dropped := sum(a.status == "dropped" for a in accepted):
             metrics.degraded("max_waiting", f"{dropped} notifications dropped: too many wait")
@@ -123,18 +123,20 @@ def _publish_accepted(app: Celery, queued: Sequence[tuple[Priority, Message]]) -
 def _without_ledger(
     app: Celery, ledger: Ledger, chunk: Sequence[Notification], error: StateUnavailable
 ) -> list[Sending]:
-    """The broker's own guarantee. A lost reply is not "ledger down": that accept may have run."""
+    """The broker's own guarantee. A lost reply is not "ledger down": that accept may have run. Raises as `publish`."""
     metrics.degraded("ledger", error)
     now_us = ledger.estimated_us()
     messages = [
         (n.priority, Message(n, accepted_us=now_us, unledgered=not error.ambiguous, again=error.ambiguous))
         for n in chunk
     ]
-    try:
-        publish(app, messages)
-    except _publish_errors(app) as failure:
-        raise NotAccepted(chunk[0].notification_id, [n.user_id for n in chunk]) from failure
+    publish(app, messages)
     return [Sending(n.notification_id, n.user_id, "published") for n in chunk]
+
+
+def _not_accepted(notifications: Sequence[Notification]) -> NotAccepted:
+    ids = [n.notification_id for n in notifications]
+    return NotAccepted(ids[0] if len(set(ids)) == 1 else "", [n.user_id for n in notifications], ids)
 
 
 def publish(app: Celery, messages: Iterable[tuple[Priority, Message]]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from celery import Celery
 from redis import Redis
 
-from notifier import producer, runtime
+from notifier import metrics, producer, runtime
 from notifier.embedded.valkey import Valkey
 from notifier.errors import InvalidNotification, NotAccepted
 from notifier.notification import Notification
@@ -34,6 +34,17 @@ def use(settings: Settings) -> Iterator[Use]:
 
     yield configure
     runtime.close()
+
+
+def test_what_could_not_be_published_names_where_it_was_to_go(
+    use: Use, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nobody = f"127.0.0.1:{free_port()}"
+    app = use(broker_url=f"redis://:hunter2@{nobody}/0")
+    monkeypatch.setattr(metrics, "_last", {})  # an earlier test's warning keeps this one's back
+    assert [sending.status for sending in producer.accept_and_publish(app, [note()])] == ["queued"]
+    assert f"the broker at {nobody} cannot be used" in caplog.text
+    assert "hunter2" not in caplog.text
 
 
 def note(user: str = "anna", **options: object) -> Notification:
@@ -133,6 +144,19 @@ def test_both_down_nothing_is_accepted_and_all_are_named(use: Use, broker: str) 
     with pytest.raises(NotAccepted, match="'n1' to 150 recipients was not accepted") as refused:
         producer.accept_and_publish(app, [replace(shared, user_id=user) for user in users])
     assert refused.value.recipients == users
+
+
+def test_each_of_many_is_named_by_its_own_id(use: Use) -> None:
+    nowhere = f"127.0.0.1:{free_port()}"
+    use(redis_url=f"redis://{nowhere}/0", broker_url=f"redis://{nowhere}/0")
+    many = [note(f"user-{k}", notification_id=f"n{k}") for k in range(150)]
+    with pytest.raises(NotAccepted, match="150 notifications, the first of them 'n0', were not accepted") as refused:
+        producer.notify_many(many)
+    named = zip(refused.value.recipients, refused.value.notification_ids, strict=True)
+    assert list(named) == [(n.user_id, n.notification_id) for n in many]
+    assert refused.value.notification_id == ""
+    with pytest.raises(NotAccepted, match="'n7' to 'user-7' was not accepted"):
+        producer.notify_many(many[7:8])
 
 
 def test_a_silent_server_does_not_hold_the_caller(use: Use, fresh_valkey: Callable[..., Valkey]) -> None:

@@ -145,7 +145,9 @@ def test_options_are_kept() -> None:
     assert not Notification.create("anna", 1).chosen
 
 
-@pytest.mark.parametrize("error", [InvalidNotification("ttl", "is odd"), NotAccepted("n1", ["a", "b"])])
+@pytest.mark.parametrize(
+    "error", [InvalidNotification("ttl", "is odd"), NotAccepted("n1", ["a", "b"]), NotAccepted("", ["a"], ["n1"])]
+)
 def test_errors_survive_pickling(error: NotifierError) -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
