@@ -45,8 +45,11 @@ def notify(user_id: object, payload: object, **options: Any) -> str:
     Takes the options of `send_notification.delay`. Returns the notification id.
     Raises InvalidNotification, and NotAccepted when state Redis and broker are both away.
     """
-    notification = Notification.create(user_id, payload, **options)
-    accept_and_publish(_bare_app(os.getpid(), runtime.get().settings.broker_url), [notification])
+    try:
+        notification = Notification.create(user_id, payload, **options)
+    except TypeError as error:  # a misspelt option
+        raise TypeError(str(error).replace("Notification.create", "notify")) from None
+    accept_and_publish(own_app(), [notification])
     return notification.notification_id
 
 
@@ -61,8 +64,7 @@ def notify_many(notifications: Iterable[Notification]) -> dict[str, int]:
     statuses: Counter[str] = Counter()
     rest = iter(notifications)
     while part := list(islice(rest, SLICE)):
-        app = _bare_app(os.getpid(), runtime.get().settings.broker_url)
-        statuses.update(sending.status for sending in accept_and_publish(app, part))
+        statuses.update(sending.status for sending in accept_and_publish(own_app(), part))
     return dict(statuses)
 
 
@@ -84,7 +86,7 @@ def accept_and_publish(app: Celery, notifications: Sequence[Notification]) -> li
             accepted = ledger.accept(chunk)
         except StateUnavailable as error:
             away = StateUnavailable(str(error))  # the rest of this call does not wait for it chunk by chunk
-            _publish_accepted(app, queued)
+            publish_accepted(app, queued)
             queued = []
             try:
                 sent += _without_ledger(app, ledger, chunk, error)
@@ -113,11 +115,12 @@ def check_channels(notifications: Iterable[Notification]) -> None:
             raise InvalidNotification("channel", f"{name!r:.80} is not one of {', '.join(sorted(channels.known()))}")
 
 
-def _publish_accepted(app: Celery, queued: Sequence[tuple[Priority, Message]]) -> None:
+def publish_accepted(app: Celery, queued: Sequence[tuple[Priority, Message]]) -> None:
+    """Publish what the ledger holds already. Raises nothing for want of a broker: the sweep publishes it later."""
     try:
         publish(app, queued)
     except _publish_errors(app) as error:
-        metrics.degraded("publish", type(error).__name__)
+        metrics.degraded("publish", f"the broker at {_place(app)} cannot be used ({type(error).__name__})")
 
 
 def _without_ledger(
@@ -227,6 +230,14 @@ def _declared(app: Celery, name: str) -> tuple[Any, ...]:
     return (_queue(name),) if "amqp" in str(app.connection_for_write().transport_cls) else ()
 
 
+def _place(app: Celery) -> str:
+    """The broker's host and port, for people."""
+    connection = app.connection_for_write()
+    if "@" in str(connection.virtual_host):  # a password with a slash in it: what looks like a port may be part of it
+        return "its URL (percent-encode special characters of the password)"
+    return f"{connection.hostname or 'localhost'}{f':{connection.port}' if connection.port else ''}"
+
+
 @lru_cache(maxsize=8)
 def _producers(app: Celery, pid: int) -> ProducerPool:  # noqa: ARG001  one pool a process: sockets do not survive a fork
     from kombu.connection import ConnectionPool
@@ -250,6 +261,11 @@ def _publish_errors(app: Celery) -> tuple[type[BaseException], ...]:
     return (*connection.recoverable_connection_errors, *connection.recoverable_channel_errors,
             *connection.connection_errors, *connection.channel_errors,
             KombuError, OperationalError, LimitExceeded, OSError)  # fmt: skip
+
+
+def own_app() -> Celery:
+    """The app of processes that need none but to publish; on the settings' broker."""
+    return _bare_app(os.getpid(), runtime.get().settings.broker_url)
 
 
 @lru_cache(maxsize=2)

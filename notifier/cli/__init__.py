@@ -74,9 +74,17 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except NotifierError as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(_with_way_out(error, ctx.invoked_subcommand)) from error
         except ModuleNotFoundError as error:
             raise click.ClickException(str(_missing(error, ctx.invoked_subcommand or "this"))) from error
+
+
+def _with_way_out(error: NotifierError, command: str | None) -> str:
+    """The error's text, and what to do where a server is away. Not for those who start servers themselves."""
+    from notifier.cli.away import way_out_of
+
+    cure = "" if command in NEEDS_SERVERS else way_out_of(error)
+    return f"{error}; {cure}" if cure else str(error)
 
 
 def _module(name: str) -> str:

@@ -18,6 +18,8 @@ def command(arguments: tuple[str, ...]) -> None:
 
     Takes all options of `celery beat`. Run one; two do no harm. It keeps no file.
     """
-    from notifier.cli import celery_app  # celery is slow to import
+    from notifier.cli import away, celery_app  # celery is slow to import
+
+    away.say_if_broker_is_away("beat", arguments)
 
     celery_app.run("beat", ("--loglevel", "INFO", *arguments))

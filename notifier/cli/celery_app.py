@@ -13,6 +13,21 @@ from typing import Any
 import notifier
 from notifier.errors import NotifierError
 
+_HOME = Path(notifier.__file__).resolve().parent.parent
+
+
+CURE = (
+    "rename it, or leave it and run `notifier worker` and `notifier beat`, and send with `from notifier import notify`"
+)
+
+
+def shadow() -> Path | None:
+    """A `tasks` of somebody else's in the working directory: what `import tasks` and Celery's -A find there first."""
+    here = Path.cwd()
+    if here.resolve() == _HOME:
+        return None
+    return next((path for path in (here / "tasks.py", here / "tasks" / "__init__.py") if path.is_file()), None)
+
 
 def load() -> Any:
     """The app, a celery.Celery. Raises NotifierError where another module already took the name `tasks`."""
@@ -29,13 +44,12 @@ def run(subcommand: str, arguments: tuple[str, ...]) -> None:
 
 
 def _ours() -> ModuleType:
-    home = Path(notifier.__file__).resolve().parent.parent
     present = sys.modules.get("tasks")
     if present is not None:
-        if home / "tasks" / "__init__.py" == Path(present.__file__ or "").resolve():
+        if Path(present.__file__ or "").resolve() == _HOME / "tasks" / "__init__.py":
             return present
-        raise NotifierError(f"another module named 'tasks' is already imported, from {present.__file__}")
-    spec = importlib.machinery.PathFinder.find_spec("tasks", [str(home)])
+        raise NotifierError(f"another module named 'tasks' is already imported, from {present.__file__}; {CURE}")
+    spec = importlib.machinery.PathFinder.find_spec("tasks", [str(_HOME)])
     if spec is None or spec.loader is None:
         raise NotifierError("the package 'tasks' is missing from the installation of celery-notifier; install it again")
     module = importlib.util.module_from_spec(spec)

@@ -14,7 +14,7 @@ from notifier.errors import StateUnavailable
 from notifier.gateway.feed import entry_of
 from notifier.notification import clean_user_id
 from notifier.redis import keys
-from notifier.redis.client import connect
+from notifier.redis.client import connect, place
 from notifier.settings import Settings
 
 TIMEOUT_S = 5.0
@@ -41,7 +41,8 @@ def read(settings: Settings, user_id: str) -> list[str]:
     try:
         found: Any = client.xrange(keys.user_key("feed", user_id, "websocket"))
     except RedisError as error:
-        raise StateUnavailable(f"state Redis (NOTIFIER_REDIS_URL) cannot be read: {type(error).__name__}") from None
+        where = place(client.connection_pool.connection_kwargs)
+        raise StateUnavailable(f"state Redis at {where} cannot be read ({type(error).__name__})") from None
     finally:
         client.close()
     return [entry_of(stream_id, fields[b"f"]).text for stream_id, fields in found]

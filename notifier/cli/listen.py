@@ -17,6 +17,7 @@ from notifier.errors import NotifierError, Unavailable
 from notifier.notification import clean_user_id
 
 TOKEN_S = 3_600.0
+WAY_OUT = "Does `notifier up` run in this directory, or `notifier gateway`? --url names another one."
 PAUSE_S = (0.1, 5.0)  # between attempts to connect: at first, at most
 
 
@@ -81,7 +82,7 @@ def follow(base: str, token: Any, last_id: str | None) -> Iterator[str]:
         except (ConnectionClosed, InvalidHandshake, OSError):
             pass
         if not said:
-            click.echo(f"no connection to the gateway at {base}; trying on", err=True)
+            click.echo(f"no connection to the gateway at {base}; trying on. {WAY_OUT}", err=True)
             said = True
         time.sleep(pause_s * random.uniform(0.5, 1))  # noqa: S311
         pause_s = min(2 * pause_s, PAUSE_S[1])

@@ -8,17 +8,16 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from notifier.cli.config import mask_url
+from notifier.cli import celery_app
+from notifier.cli.away import VARIABLE, reach_broker, reach_redis, way_out
 from notifier.cli.output import emit_json, example
 from notifier.errors import NotifierError
-from notifier.redis.client import connect
 from notifier.redis.keys import PREFIX
 from notifier.runtime import Runtime
-from notifier.settings import Settings
+from notifier.settings import Settings, mask_url
 
 T = TypeVar("T")
 
-TIMEOUT_S = 1.0
 REPLAY_IS_LATE_S = 10.0
 QUEUE_IS_OLD_S = 5.0
 ENDS = ("delivered", "digested", "expired", "dropped", "duplicate", "parked")
@@ -61,6 +60,8 @@ def command(as_json: bool) -> None:
         emit_json(report._asdict())
     else:
         click.echo("\n".join(render(report)))
+        if all(report.servers.get(server) != "ok" for server in NAMES):
+            click.echo(f"Nothing runs here: {way_out(*VARIABLE)}.", err=True)
     sys.exit(1 if report.degraded else 0)
 
 
@@ -73,7 +74,8 @@ def collect(runtime: Runtime) -> Report:
             answer = question()
         except Exception as error:  # whatever its client raises, the others are still asked
             known = isinstance(error, NotifierError)
-            servers[server] = str(error) if known else f"{type(error).__name__}: {mask_url(str(error))[:200]}"
+            text = str(error) if known else f"{type(error).__name__}: {mask_url(str(error))[:200]}"
+            servers[server] = text if known else f"{NAMES[server]} cannot be used ({text})"
             return None
         servers.setdefault(server, "ok")
         return answer
@@ -82,9 +84,9 @@ def collect(runtime: Runtime) -> Report:
     counts = ask("state", lambda: runtime.ledger.counts()._asdict())
     ages = ask("state", runtime.sweep.queue_ages_s) if counts else None
     replayed_s_ago = ask("state", lambda: _replayed_s_ago(runtime)) if counts else None
-    ask("limiter", lambda: connect(settings.limiter_url, TIMEOUT_S).ping())
+    ask("limiter", lambda: reach_redis("limiter Redis", settings.limiter_url))
     rows = ask("database", lambda: runtime.store.counts()._asdict())
-    ask("broker", lambda: _reach_broker(settings.broker_url))
+    ask("broker", lambda: reach_broker(settings.broker_url))
     known = [counts[name] for name in (*ENDS, "waiting", "in_flight")] if counts else []
     report = Report(
         counts=counts,
@@ -98,37 +100,27 @@ def collect(runtime: Runtime) -> Report:
     return report._replace(degraded=list(_degraded(report)))
 
 
-def _reach_broker(url: str) -> None:
-    if url.startswith(("redis://", "rediss://")):
-        connect(url, TIMEOUT_S).ping()
-        return
-    from kombu import Connection
-
-    from notifier.redis.broker import tls
-
-    with Connection(url, connect_timeout=TIMEOUT_S, heartbeat=0, ssl=tls(url) or False) as connection:
-        connection.connect()
-
-
 def _replayed_s_ago(runtime: Runtime) -> float | None:
     replayed_us = runtime.client.get(f"{PREFIX}replayed")
     return None if replayed_us is None else max(0.0, (runtime.ledger.now_us() - int(replayed_us)) / 1e6)
 
 
 def _degraded(report: Report) -> list[str]:
-    lines = [
-        f"{NAMES[server]} cannot be used ({problem}): {CONSEQUENCE[server]}"
-        for server, problem in report.servers.items()
-        if problem != "ok"
-    ]
+    lines = [f"{problem}: {CONSEQUENCE[server]}" for server, problem in report.servers.items() if problem != "ok"]
     if report.counts is None:
         return lines
     if report.replayed_s_ago is None or report.replayed_s_ago > REPLAY_IS_LATE_S:
         since = "an hour or longer" if report.replayed_s_ago is None else f"{report.replayed_s_ago:,.0f} s"
-        lines.append(f"no replay has run for {since}: are beat and a worker running?")
+        lines.append(f"no replay has run for {since}: are beat and a worker running?{_shadow()}")
     if (oldest_s := report.counts["oldest_queued_s"]) > QUEUE_IS_OLD_S:
         lines.append(f"the oldest queued notification is {oldest_s:,.0f} s old: are there enough workers?")
     return lines
+
+
+def _shadow() -> str:
+    """Where another `tasks` lies here, a worker or beat of this directory may run without ours."""
+    found = celery_app.shadow()
+    return f" {found} hides Notifier's own `tasks` from whatever starts here: {celery_app.CURE}" if found else ""
 
 
 def render(report: Report) -> list[str]:

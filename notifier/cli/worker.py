@@ -20,6 +20,10 @@ def command(arguments: tuple[str, ...]) -> None:
     Takes all options of `celery worker`. The same as `celery -A tasks worker`, but a tasks.py of your own in the
     working directory does not get in its way.
     """
-    from notifier.cli import celery_app  # celery is slow to import
+    from notifier.cli import away, celery_app  # celery is slow to import
+
+    away.say_if_broker_is_away("the worker", arguments)
+    if found := celery_app.shadow():
+        click.echo(f"{found} is not what runs here: this worker takes Notifier's queues and no others.", err=True)
 
     celery_app.run("worker", ("--loglevel", "INFO", *arguments))

@@ -79,7 +79,7 @@ class Limiter:
         self._routes = Routes(settings.limiter_url, settings.limiter_timeout)
         self._discovered = False
         self._shared = RoutedBuckets(self._routes, script("token_bucket"), secrets.token_hex(8), settings.max_processes)
-        self._breaker = Breaker("the limiter's Redis", self._clock)
+        self._breaker = Breaker(f"the limiter's Redis at {self._routes.place}", self._clock)
         self._keeper = Keeper(self._tend)
         self._core = Core(
             Policies(settings),

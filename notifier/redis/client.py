@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
@@ -35,6 +35,11 @@ def connect(url: str, timeout_s: float) -> Redis:
         health_check_interval=0,
         protocol=2,
     )
+
+
+def place(options: Mapping[str, Any]) -> str:
+    """Where a connection with these options goes, for people: host:port, or a socket's path. Never a password."""
+    return str(options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}")
 
 
 class Connections:

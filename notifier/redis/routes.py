@@ -8,7 +8,7 @@ from typing import Any
 from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError, RedisError, ResponseError
 
-from notifier.redis.client import Command, Connections, connect
+from notifier.redis.client import Command, Connections, connect, place
 from notifier.redis.scripts import Argument
 
 SLOTS = 16_384
@@ -27,6 +27,11 @@ class Routes:
         self._first = Connections(self._client)
         self._nodes: dict[Address, Connections] = {}
         self._slots: list[Address] = []
+
+    @property
+    def place(self) -> str:
+        """Of the first node, for people."""
+        return place(self._client.connection_pool.connection_kwargs)
 
     def discover(self) -> None:
         """Ask whether this is a cluster, and who owns what. Raises redis-py's errors."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from redis import ConnectionPool, Redis
@@ -18,14 +18,17 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from notifier.errors import StateUnavailable
-from notifier.redis.client import Connections
+from notifier.redis.client import Connections, place
 from notifier.redis.scripts import Argument, Script
 
 T = TypeVar("T")
 
 
 class _NotSent(ConnectionError):
-    """No connection was made, so the command has not run."""
+    """No connection was made, so the command has not run. Its text says where to."""
+
+    def __init__(self, options: Mapping[str, Any], error: Exception) -> None:
+        super().__init__(f"{place(options)} cannot be reached ({type(error).__name__})")
 
 
 class _Pool(ConnectionPool):
@@ -35,7 +38,7 @@ class _Pool(ConnectionPool):
         except (BusyLoadingError, AuthenticationError):
             raise
         except (ConnectionError, TimeoutError) as error:
-            raise _NotSent(type(error).__name__) from error
+            raise _NotSent(self.connection_kwargs, error) from error
 
 
 class Calls(Connections):
@@ -51,7 +54,7 @@ class Calls(Connections):
         except (BusyLoadingError, AuthenticationError):
             raise
         except (ConnectionError, TimeoutError) as error:
-            raise _NotSent(type(error).__name__) from error
+            raise _NotSent(self._options, error) from error
         return connection
 
     def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
@@ -90,7 +93,7 @@ def call(run: Callable[[], T]) -> T:
     try:
         return run()
     except _NotSent as error:
-        raise StateUnavailable(f"state Redis cannot be reached ({error})") from error
+        raise StateUnavailable(f"state Redis at {error}") from error
     except (BusyLoadingError, AuthenticationError) as error:
         raise StateUnavailable(f"state Redis: {type(error).__name__}") from error
     except (ConnectionError, TimeoutError) as error:

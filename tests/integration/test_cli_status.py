@@ -5,25 +5,28 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from notifier import runtime
+from notifier import metrics, runtime
 from notifier.cli import main
 from notifier.embedded.valkey import Valkey
 from notifier.redis.keys import PREFIX
 from notifier.settings import Settings
 from tests.support import free_port
 
-DEAD = f"redis://:hunter2@127.0.0.1:{free_port()}/0"
+NOBODY = f"127.0.0.1:{free_port()}"
+DEAD = f"redis://:hunter2@{NOBODY}/0"
 
 
 @pytest.fixture
 def servers(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
     """The environment of a command that finds all servers; a runtime of its own."""
     runtime.close()
+    monkeypatch.setattr(metrics, "_last", {})  # an earlier test's warning keeps this one's back
     for name in ("broker_url", "redis_url", "limiter_redis_url", "database_url"):
         monkeypatch.setenv(f"NOTIFIER_{name.upper()}", str(getattr(settings, name)))
     yield settings
@@ -86,10 +89,10 @@ def test_an_id_sent_twice_is_counted_as_duplicate(servers: Settings) -> None:
 @pytest.mark.parametrize(
     ("variable", "line"),
     [
-        ("NOTIFIER_REDIS_URL", "state Redis cannot be used"),
-        ("NOTIFIER_LIMITER_REDIS_URL", "limiter Redis cannot be used"),
-        ("NOTIFIER_BROKER_URL", "broker cannot be used"),
-        ("NOTIFIER_DATABASE_URL", "PostgreSQL cannot be used"),
+        ("NOTIFIER_REDIS_URL", f"state Redis at {NOBODY} cannot be reached"),
+        ("NOTIFIER_LIMITER_REDIS_URL", f"limiter Redis at {NOBODY} cannot be used"),
+        ("NOTIFIER_BROKER_URL", f"the broker at {NOBODY} cannot be used"),
+        ("NOTIFIER_DATABASE_URL", "PostgreSQL cannot be reached"),
     ],
 )
 def test_a_server_that_is_away_is_named_with_what_follows(
@@ -161,5 +164,42 @@ def test_nobody_home_is_said_at_once(servers: Settings, monkeypatch: pytest.Monk
     monkeypatch.setenv("NOTIFIER_BROKER_URL", DEAD)
     result = run("send", "42", '"x"', "--notification-id", "a-1")
     assert result.exit_code == 1
-    assert "send it again with notification_id='a-1'" in result.output
+    assert "send it again with notification_id='a-1'; start `notifier up` in this directory, or set" in result.output
+    assert result.output.count("\n") == 1
     assert "hunter2" not in result.output
+
+
+def test_one_that_the_broker_alone_took_is_said_to_be_degraded(
+    servers: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFIER_REDIS_URL", DEAD)
+    result = run("send", "42", '"x"')
+    assert result.exit_code == 0
+    assert f"degraded: ledger: state Redis at {NOBODY} cannot be reached" in result.stderr
+
+
+def test_many_are_sent_at_once_each_with_an_id_of_its_own(servers: Settings) -> None:
+    assert run("send", "42", '"x"', "--count", "30").stdout == "queued 30\n"
+    numbered = json.loads(run("send", "42", '"x"', "--count", "3", "--id", "like", "--json").stdout)
+    assert numbered == {"notification_ids": ["like-1", "like-2", "like-3"], "became": {"queued": 3}}
+    assert run("send", "42", '"x"', "--count", "4", "--id", "like").stdout == "duplicate 3, queued 1\n"
+    assert "delivered once" in run("send", "42", '"x"', "--id", "like-4").stderr
+
+
+def test_where_nothing_runs_the_status_ends_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BROKER", "REDIS", "LIMITER_REDIS"):
+        monkeypatch.setenv(f"NOTIFIER_{name}_URL", DEAD)
+    monkeypatch.setenv("NOTIFIER_DATABASE_URL", DEAD.replace("redis://", "postgresql://u"))
+    result = run("status")
+    assert result.exit_code == 1
+    assert "start `notifier up` in this directory, or set NOTIFIER_BROKER_URL" in result.output.splitlines()[-1]
+    assert "hunter2" not in result.output
+
+
+def test_a_tasks_module_here_that_is_not_ours_is_named_where_nothing_replays(servers: Settings) -> None:
+    Path("tasks.py").write_text("")
+    (line,) = status()["degraded"]
+    assert f"{Path.cwd() / 'tasks.py'} hides Notifier's own `tasks`" in line
+    assert "`notifier worker`" in line
+    replayed_now()
+    assert status()["degraded"] == []

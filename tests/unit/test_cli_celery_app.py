@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import notifier
+from notifier.cli.celery_app import shadow
 
 HOME = Path(notifier.__file__).parent.parent
 
@@ -49,6 +50,14 @@ def test_a_tasks_module_that_came_first_is_named(own_tasks: Path) -> None:
     done = run(own_tasks, "-c", code)
     assert done.returncode == 1
     assert f"NotifierError: another module named 'tasks' is already imported, from {own_tasks}/tasks.py" in done.stderr
+
+
+def test_a_tasks_module_in_the_working_directory_is_noticed(own_tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shadow() == own_tasks / "tasks.py"  # every test works in its own directory
+    (own_tasks / "tasks.py").unlink()
+    assert shadow() is None
+    monkeypatch.chdir(HOME)
+    assert shadow() is None, "what a checkout of Notifier has there is the right one"
 
 
 @pytest.mark.parametrize("command", ["worker", "beat"])

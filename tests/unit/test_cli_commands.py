@@ -88,15 +88,24 @@ def test_a_missing_module_of_our_own_is_no_missing_extra(monkeypatch: pytest.Mon
     assert isinstance(result.exception, ModuleNotFoundError)
 
 
-def test_an_error_of_ours_is_one_calm_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    offer(
-        monkeypatch,
-        tmp_path,
-        "import click\nfrom notifier.errors import StateUnavailable\n"
-        "@click.command()\ndef command():\n    raise StateUnavailable('state Redis: connection refused')",
-    )
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        ("NotifierError('not so')", "not so"),
+        (
+            "StateUnavailable('state Redis: refused')",
+            "state Redis: refused; start `notifier up` in this directory, or set NOTIFIER_REDIS_URL",
+        ),
+        ("DatabaseUnavailable('no table: run `notifier migrate`')", "no table: run `notifier migrate`"),
+    ],
+)
+def test_an_error_of_ours_is_one_calm_line_with_a_way_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: str, line: str
+) -> None:
+    raising = f"from notifier.errors import *\n@click.command()\ndef command():\n    raise {error}"
+    offer(monkeypatch, tmp_path, f"import click\n{raising}")
     result = CliRunner().invoke(main, ["probe"])
-    assert (result.exit_code, result.output) == (1, "Error: state Redis: connection refused\n")
+    assert (result.exit_code, result.output) == (1, f"Error: {line}\n")
 
 
 def offer(monkeypatch: pytest.MonkeyPatch, folder: Path, source: str) -> None:
