@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 import pytest
+from sqlalchemy import Connection
 
 from notifier.deadletters.erase import erase
 from notifier.deadletters.manage import Backlog, Done, Filter, Manager, forecast_s
 from notifier.deadletters.schema import Row
+from notifier.deadletters.store import Store
 from notifier.errors import StateUnavailable
 from notifier.ledger import Ledger
+from notifier.licence import Deferred
 from notifier.limit import Limit
+from notifier.limits.overrides import Editor
+from notifier.redis.client import connect
 from notifier.redis.keys import user_key
 from notifier.redis.state import connect_state
 from notifier.settings import Settings
@@ -21,6 +27,7 @@ from tests.deadletters import Bench, MakeBench
 from tests.support import free_port
 
 EVERYTHING = Filter()
+T = TypeVar("T")
 
 
 def manager(bench: Bench) -> Manager:
@@ -193,10 +200,47 @@ def test_nothing_is_left_of_an_erased_user(make_bench: MakeBench) -> None:
     bench.replay.spill()
     bench.deny("anna", 1, wait_s=60)
     bench.deny("bert", 1, wait_s=60)
-    assert erase("anna", bench.store, bench.ledger)[:2] == (4, 3)
+    assert erase("anna", bench.store, bench.ledger, bench.settings)[:2] == (4, 3)
     assert not bench.client.exists(user_key("feed", "anna", "websocket"))
     assert bench.sql("SELECT count(*) FROM dead_letters WHERE user_id = 'anna'") == [(0,)]
     bench.replay.run()
     assert bench.store.counts().waiting == 1
     assert bench.balanced()
-    assert erase("anna", bench.store, bench.ledger)[:2] == (0, 0)
+    assert erase("anna", bench.store, bench.ledger, bench.settings)[:2] == (0, 0)
+
+
+class SpilledBehind(Store):
+    """While a user is erased a spill goes on with what it had read before."""
+
+    def __init__(self, database_url: str, items: list[Deferred]) -> None:
+        super().__init__(database_url)
+        self.items = items
+
+    def run(self, work: Callable[[Connection], T], *, scan: bool = False) -> T:
+        result = super().run(work, scan=scan)
+        items, self.items = self.items, []
+        self.insert(items)
+        return result
+
+
+def test_a_spill_that_runs_meanwhile_brings_nothing_back(make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="off")
+    bench.deny("anna", 3, wait_s=60)
+    store = SpilledBehind(bench.settings.database_url, bench.ledger.peek_deferred(10))
+    with closing(store):
+        assert erase("anna", store, bench.ledger, bench.settings)[:2] == (3, 3)
+    assert bench.sql("SELECT count(*) FROM dead_letters") == [(0,)]
+
+
+def test_an_erased_user_has_no_limit_of_his_own(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    with closing(Editor(bench.settings)) as editor:
+        assert erase("anna", bench.store, bench.ledger, bench.settings).limits == 0
+        with closing(connect(bench.settings.limiter_url, 2.0)) as limiter:
+            assert not limiter.keys("*")  # where no user has a limit of his own, nobody need look for it
+        for channel in ("websocket", "console"):
+            editor.set_user("anna", channel, Limit.parse("9/s"))
+        editor.set_user("bert", "websocket", Limit.parse("9/s"))
+        assert erase("anna", bench.store, bench.ledger, bench.settings).limits == 2
+        left = [editor.user(user, channel) for user in ("anna", "bert") for channel in ("websocket", "console")]
+    assert left == [None, None, Limit.parse("9/s"), None]
