@@ -102,9 +102,9 @@ def accept_and_publish(app: Celery, notifications: Sequence[Notification]) -> li
         for channel, count in Counter(n.channel for n in chunk).items():
             metrics.ACCEPTED.labels(channel).inc(count)
         if len(queued) >= RECIPIENTS:
-            _publish_accepted(app, queued)
+            publish_accepted(app, queued)
             queued = []
-    _publish_accepted(app, queued)
+    publish_accepted(app, queued)
     return sent
 
 
