@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, NamedTuple
 
 from notifier import metrics
 from notifier.notification import Notification
@@ -64,19 +64,22 @@ def fire(events: Iterable[Event]) -> None:
                 metrics.degraded(f"hook_{getattr(hook, '__name__', 'unnamed')}", type(error).__name__)
 
 
-def report(
-    script: str,
-    notifications: Sequence[Notification],
-    extras: Sequence[Any],
-    reply: Sequence[Any],
-) -> None:
-    """Tell all hooks what a script of the ledger answered: `reply` is the time, then code and number of each item.
+class Booked(NamedTuple):
+    """That the item at `place` of a call was booked as `what`, an Event's, for `reason`."""
+
+    place: int
+    what: str
+    reason: str
+
+
+def booked(script: str, extras: Sequence[Any], reply: Sequence[Any]) -> list[Booked]:
+    """What a script of the ledger booked: `reply` is the time, then code and number of each item.
 
     `extras` begins with what each item was asked for: an end and a reason (book), or a reason (deny). What is parked
     without a number was so before.
     """
-    events = []
-    for k, (n, code, number) in enumerate(zip(notifications, reply[1::2], reply[2::2], strict=True)):
+    found = []
+    for k, (code, number) in enumerate(zip(reply[1::2], reply[2::2], strict=True)):
         what = code.decode()
         if what in _NOTHING or (what == "parked" and int(number) == 0):
             continue
@@ -87,8 +90,13 @@ def report(
             reason = {"dropped": "max_waiting", "parked": "poison"}.get(what) or (
                 str(extras[k][0]) if script == "deny" else "order"
             )
-        events.append(Event(what, n, "" if reason == "-" else reason))
-    fire(events)
+        found.append(Booked(k, what, "" if reason == "-" else reason))
+    return found
+
+
+def report(notifications: Sequence[Notification], found: Iterable[Booked]) -> None:
+    """Tell all hooks what was booked."""
+    fire(Event(what, notifications[place], reason) for place, what, reason in found)
 
 
 def _hooks() -> list[Hook]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from redis import Redis
 
-from notifier import hooks
+from notifier import hooks, tally
 from notifier.licence import Accepted, Counts, Deferred, Denial, End, Grant, HeldRow, Reply, RowReply
 from notifier.notification import Identity, Notification, Priority
 from notifier.redis.items import Items
@@ -94,6 +94,7 @@ class Ledger:
                 )
                 for status, queue, seq, epoch in zip(reply[1::4], reply[2::4], reply[3::4], reply[4::4], strict=True)
             ]
+        tally.of_accepts(notifications, [a.status for a in accepted])
         if hooks.wanted():
             dropped = (n for n, a in zip(notifications, accepted, strict=True) if a.status == "dropped")
             hooks.fire(hooks.Event("dropped", n, "max_waiting") for n in dropped)
@@ -290,8 +291,7 @@ class Ledger:
             for k, message in enumerate(messages[start : start + CHUNK], start):
                 self._add(items, message.notification, message, errors[k] if errors else "", own, extras[k])
             reply = self._run(name, items, head)
-            if hooks.wanted():
-                hooks.report(name, [m.notification for m in messages[start : start + CHUNK]], extras[start:], reply)
+            tally.of_reply(name, messages[start : start + CHUNK], extras[start:], reply, "message")
             replies += [Reply(code.decode(), int(n)) for code, n in zip(reply[1::2], reply[2::2], strict=True)]
         return replies
 
@@ -315,9 +315,7 @@ class Ledger:
                 number = items.known((shared, frame)) or items.learn((shared, frame), (*shared, *frame))
                 items.add(n, number, row.accepted_us, row.epoch, extras[k])
             reply = self._run(name, items, head)
-            if hooks.wanted():
-                part = [row.notification for row in rows[start : start + chunk]]
-                hooks.report(name, part, extras[start:], reply)
+            tally.of_reply(name, rows[start : start + chunk], extras[start:], reply, "row")
             replies += [_row_reply(c.decode(), int(n), reason) for c, n in zip(reply[1::2], reply[2::2], strict=True)]
         return replies
 

@@ -1,4 +1,7 @@
-"""Prometheus metrics, and the one way in which a fallback is made loud."""
+"""What a process counts and measures for Prometheus, and the one way in which a fallback is made loud.
+
+No label holds a user's id, a category or anything else that grows with traffic.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,40 @@ import logging
 import time
 from collections.abc import Callable
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
+
+from notifier import metrics_dir
+
+metrics_dir.prepare()
 
 ACCEPTED = Counter("notifier_accepted", "Notifications accepted by this process.", ["channel"])
-ENDED = Counter("notifier_ended", "Ends booked at the first try, from a message.", ["channel", "end"])
-DEFERRED = Counter("notifier_deferred", "Denials that were deferred.", ["channel", "reason"])
-GRANTS = Counter("notifier_grants", "Grants to this process, by source: local, shared, grace.", ["source"])
-REPUBLISHED = Counter("notifier_republished", "Messages that a broker had lost, published again.")
-DEGRADED = Counter("notifier_degraded", "Fallbacks taken.", ["what"])
+ENDED = Counter("notifier_ended", "Ends that this process has booked.", ["channel", "end", "reason"])
+DEFERRED = Counter("notifier_deferred", "Denials of messages that were deferred.", ["channel", "reason"])
 LATENCY = Histogram(
     "notifier_delivery_seconds",
-    "From accept to delivery at the first try.",
-    buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
+    "From accept to delivery, by whether a message or a replayed row was delivered.",
+    ["channel", "via"],
+    buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60, 600, 3_600),
 )
+GRANTS = Counter("notifier_grants", "Grants of the limiter to this process.", ["source"])
+DENIALS = Counter(
+    "notifier_denials", "Denials of the limiter, by level; cached: those this process remembered.", ["level"]
+)
+LOANS = Gauge("notifier_loans_open", "Local grants not yet charged to the shared bucket.", multiprocess_mode="livesum")
+LIMITERS = Gauge(
+    "notifier_limiter_processes",
+    "Processes whose limiter is in touch with its Redis, goes on in grace, or is cut off and defers everything.",
+    ["state"],
+    multiprocess_mode="livesum",
+)
+BREAKERS = Gauge(
+    "notifier_channel_breakers_open",
+    "Processes that do not call a channel now.",
+    ["channel"],
+    multiprocess_mode="livesum",
+)
+REPUBLISHED = Counter("notifier_republished", "Messages that a broker had lost, published again.")
+DEGRADED = Counter("notifier_degraded", "Fallbacks taken.", ["what"])
 
 log = logging.getLogger("notifier")
 _QUIET_S = 10.0

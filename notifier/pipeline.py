@@ -18,7 +18,7 @@ from notifier.channels.attempts import attempt, backoff_s
 from notifier.channels.breaker import breakers
 from notifier.errors import SettingsError, StateUnavailable, Unavailable
 from notifier.ledger import Ledger
-from notifier.licence import Deferred, Denial, End, Grant, Reply
+from notifier.licence import Deferred, Denial, End, Grant
 from notifier.limits.limiter import Limiter, Request, Verdict
 from notifier.notification import Identity
 from notifier.settings import Settings
@@ -27,9 +27,6 @@ from notifier.wire import Message
 TRIES = 3  # how often a grant that grew stale is asked for again
 NEAR_END_US = 5_000_000  # closer to its expiry than this, a message is looked up before it may take a token
 REASONS = {"user": "rate_limited", "channel": "rate_limited", "quota": "quota", "unavailable": "limiter_unavailable"}
-
-
-_DELIVERED = metrics.ENDED.labels(WEBSOCKET, End.DELIVERED)
 
 
 class Rows(Protocol):
@@ -87,7 +84,6 @@ class Pipeline:
         if not asked:
             return list(messages)
         replies = self._ledger.begin(asked)
-        _count(asked, replies)
         gone = {m.identity for m, reply in zip(asked, replies, strict=True) if reply.code != "go"}
         return [m for m in messages if m.identity not in gone]
 
@@ -118,21 +114,7 @@ class Pipeline:
             deadline_us = self._ledger.deadline_us(asked_at_s)
             grants = [Grant(v.granted_at_us, deadline_us, self._interval_us(m)) for m, v in granted]
             replies = self._ledger.deliver([m for m, _ in granted], grants)
-            now_us = self._ledger.estimated_us()
-            messages = []
-            delivered = 0
-            for (message, _), reply in zip(granted, replies, strict=True):
-                if reply.code == "delivered":
-                    delivered += 1
-                    if message.accepted_us:
-                        metrics.LATENCY.observe(max(0.0, (now_us - message.accepted_us) / 1e6))
-                elif reply.code == "late":
-                    messages.append(message)
-                elif reply.code == "deferred":
-                    metrics.DEFERRED.labels(WEBSOCKET, "order").inc()
-                elif reply.code == End.EXPIRED:
-                    metrics.ENDED.labels(WEBSOCKET, End.EXPIRED).inc()
-            _DELIVERED.inc(delivered)
+            messages = [m for (m, _), reply in zip(granted, replies, strict=True) if reply.code == "late"]
             if not messages:
                 return
         self._ledger.deny(messages, [Denial(0, self._interval_us(m), "order") for m in messages])
@@ -148,13 +130,10 @@ class Pipeline:
         never = [m for m, v in denied if math.isinf(v.interval_s)]
         if never:
             self._ledger.book(never, End.PARKED, "rate_limited", ["the limit is 0/s: none pass"] * len(never))
-            metrics.ENDED.labels(_channel(never[0]), End.PARKED).inc(len(never))
         left = [(m, v) for m, v in denied if not math.isinf(v.interval_s)]
         if self._settings.overflow == "drop":  # what exceeds a limit; an outage of the limiter is no reason
-            dropped = [m for m, v in left if v.level != "unavailable"]
-            self._ledger.book(dropped, End.DROPPED, "rate_limited")
-            for message in dropped:
-                metrics.ENDED.labels(_channel(message), End.DROPPED).inc()
+            over = [m for m, v in left if v.level != "unavailable"]
+            self._ledger.book(over, End.DROPPED, "rate_limited")
             left = [(m, v) for m, v in left if v.level == "unavailable"]
         if not left:
             return
@@ -168,10 +147,8 @@ class Pipeline:
         ]
         replies = self._ledger.deny([m for m, _ in left], denials)
         self._limiter.fall_back([m.identity for m, v in left if v.level == "unavailable"])
-        _count([m for m, _ in left], replies)
-        for (message, _), denial, reply in zip(left, denials, replies, strict=True):
-            if reply.code == "deferred":
-                metrics.DEFERRED.labels(_channel(message), denial.reason).inc()
+        if dropped := sum(reply.code == End.DROPPED for reply in replies):
+            metrics.degraded("max_waiting", f"{dropped} notifications dropped: too many wait")
 
     # ---- channels outside
 
@@ -185,7 +162,6 @@ class Pipeline:
             self._ledger.deny(messages, [Denial(int(wait_s * 1e6), 0, "breaker_open")] * len(messages))
             return
         replies = self._ledger.begin(messages, lease_us=int(channel.lease_s * 1_000_000))
-        _count(messages, replies)
         blocked = [m for m, r in zip(messages, replies, strict=True) if r.code == "blocked"]
         if blocked:
             self._ledger.deny(blocked, [Denial(0, self._interval_us(m), "order") for m in blocked])
@@ -207,23 +183,10 @@ class Pipeline:
             [m for m, _ in again],
             [Denial(int(backoff_s(1, o.wait_s) * 1e6), 0, "delivery_failed", 1, o.error) for _, o in again],
         )
-        for message, outcome in paired:
-            if not isinstance(outcome, RetryAt):
-                end = End.PARKED if isinstance(outcome, Failed) else End.DELIVERED
-                metrics.ENDED.labels(message.notification.channel, end).inc()
 
 
 def _channel(message: Message) -> str:
     return message.notification.channel
-
-
-def _count(messages: Sequence[Message], replies: Sequence[Reply]) -> None:
-    """Ends that a script booked by itself. A drop is loud: too many wait already."""
-    for message, reply in zip(messages, replies, strict=True):
-        if reply.code in (End.EXPIRED, End.PARKED, End.DROPPED):
-            metrics.ENDED.labels(_channel(message), reply.code).inc()
-    if dropped := sum(reply.code == End.DROPPED for reply in replies):
-        metrics.degraded("max_waiting", f"{dropped} notifications dropped: too many wait")
 
 
 def _row_by_worker(message: Message, default_ttl_us: int) -> Deferred:

@@ -99,8 +99,6 @@ def accept_and_publish(app: Celery, notifications: Sequence[Notification]) -> li
             sent.append(Sending(n.notification_id, n.user_id, a.status))
             if a.status == "queued":
                 queued.append((a.queue, Message(n, a.accepted_us, a.epoch)))
-        for channel, count in Counter(n.channel for n in chunk).items():
-            metrics.ACCEPTED.labels(channel).inc(count)
         if len(queued) >= RECIPIENTS:
             publish_accepted(app, queued)
             queued = []
