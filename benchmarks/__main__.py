@@ -1,8 +1,9 @@
-"""Runs the benchmarks: every module here that offers `rows(quick)`.
+"""Runs benchmarks: modules here that offer `rows(quick)`. Prints what they measure; writes only where told to.
 
-python -m benchmarks                      all of them; results, plots and the table of docs/performance.md are kept
+\b
 python -m benchmarks throughput           one
-python -m benchmarks --quick --json       under three minutes, writes nothing; the last line is JSON
+python -m benchmarks --all --quick --json all, under three minutes; the last line is JSON
+python -m benchmarks --all --keep         all, at length; what the documents show is replaced by what was measured
 """
 
 from __future__ import annotations
@@ -28,12 +29,30 @@ MARGIN = 0.5  # a quick run on a shared machine spreads that far; what slows a p
 
 @click.command(help=__doc__, context_settings={"max_content_width": 120})
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--quick", is_flag=True, help="Fewer and shorter rounds; keeps no results.")
+@click.option("--all", "everything", is_flag=True, help="All of them, one after the other.")
+@click.option("--quick", is_flag=True, help="Fewer and shorter rounds.")
+@click.option("--keep", is_flag=True, help="Write results, plots and tables into docs/; not with --quick.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON at the end, with a row for each line.")
 @click.option("--check", is_flag=True, help=f"Fail if a ratio misses by {MARGIN:.0%}, twice; never on a time.")
-def main(names: tuple[str, ...], quick: bool, as_json: bool, check: bool) -> None:
+@click.pass_context
+def main(
+    ctx: click.Context,
+    names: tuple[str, ...],
+    everything: bool,
+    quick: bool,
+    keep: bool,
+    as_json: bool,
+    check: bool,
+) -> None:
     """Run them one after the other; one that breaks is reported, and fails the run at its end."""
+    if keep and quick:
+        raise click.UsageError("--keep wants full rounds: leave out --quick")
     found = _found()
+    if not names and not everything:
+        click.echo(f"{ctx.get_help()}\n\nNames:")
+        for name, module in found.items():
+            click.echo(f"  {name:<16} {(module.__doc__ or '').splitlines()[0]}")
+        return
     for name in names:
         if name not in found:
             raise click.UsageError(f"no benchmark {name!r}; there are {', '.join(found)}")
@@ -63,8 +82,8 @@ def main(names: tuple[str, ...], quick: bool, as_json: bool, check: bool) -> Non
         rows += made
         if check:
             missed += _missed(made, _known(name))
-        if not quick:
-            _keep(name, made, marks)
+        if keep:
+            _keep(name, module, made, marks)
     if as_json:
         click.echo(json.dumps({"rows": [_plain(row) for row in rows], "fingerprint": marks, "broken": broken}))
     if missed:
@@ -107,13 +126,15 @@ def _plain(row: Row) -> dict[str, object]:
     return {**kept, "value": float(f"{row.value:.4g}")}
 
 
-def _keep(name: str, rows: list[Row], marks: dict[str, str]) -> None:
+def _keep(name: str, module: ModuleType, rows: list[Row], marks: dict[str, str]) -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"fingerprint": marks, "rows": [_plain(row) for row in rows]}, indent=1)
     (OUT / f"{name}.json").write_text(text + "\n")
     barred = [row for row in rows if row.bar]
     if barred:
         (OUT / f"{name}.svg").write_text(plot.bars(barred))
+    if hasattr(module, "draw"):
+        module.draw(rows)
     table.update()
 
 

@@ -56,7 +56,6 @@ def rows(quick: bool) -> list[Row]:
                 times_ms = in_ms(people.heard(sent * size, 120.0))
                 points[name].append((load * capacity, percentile(times_ms, 0.5), percentile(times_ms, 0.99)))
                 stage.drained()
-    _draw(points)
     table = {name: [[rounded(number) for number in point] for point in found] for name, found in points.items()}
     worst = {name: found[-1][2] for name, found in points.items()}
     return [
@@ -65,8 +64,9 @@ def rows(quick: bool) -> list[Row]:
     ]  # fmt: skip
 
 
-def _draw(points: dict[str, list[tuple[float, float, float]]]) -> None:
-    curves = []
+def draw(rows: list[Row]) -> None:
+    """The README's picture, from what `rows` returned."""
+    points, curves = rows[0].detail["rate_p50_p99"], []
     for name, title, colour in (
         ("insert", "INSERT for each", plot.RED),
         ("single", "single sends", plot.GREY),

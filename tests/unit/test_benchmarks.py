@@ -5,8 +5,10 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 import pytest
+from click.testing import CliRunner
 
 from benchmarks import plot
+from benchmarks.__main__ import main
 from benchmarks.row import percentile, row, spread
 
 
@@ -44,3 +46,20 @@ def test_pictures_are_whole_and_show_every_name() -> None:
     )
     assert "a < b & c" in [element.text for element in ElementTree.fromstring(bars).iter()]
     assert "one" in [element.text for element in ElementTree.fromstring(curves).iter()]
+
+
+def test_without_a_name_nothing_runs_and_the_names_are_told() -> None:
+    told = CliRunner().invoke(main, [])
+    assert told.exit_code == 0
+    assert "--all" in told.output
+    for name in ("throughput", "latency", "curve", "limiter", "deadletters", "gateway", "shapes", "cost"):
+        assert f"\n  {name} " in told.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"), [(["trhoughput"], "no benchmark"), (["cost", "--quick", "--keep"], "--keep")]
+)
+def test_what_cannot_be_run_is_refused_before_anything_runs(arguments: list[str], complaint: str) -> None:
+    refused = CliRunner().invoke(main, arguments)
+    assert refused.exit_code == 2
+    assert complaint in refused.output
