@@ -5,10 +5,12 @@ Every name is `NOTIFIER_` and the field in capitals. Limits may be set for one c
 
 from __future__ import annotations
 
+import base64
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -68,6 +70,39 @@ def _database_url(value: str) -> str:
         if value.startswith(scheme):
             return _parsed("postgresql+psycopg2://" + value.removeprefix(scheme))
     raise ValueError("must begin with postgresql:// (driver: psycopg2)")
+
+
+Network = IPv4Network | IPv6Network
+
+
+def networks(value: str) -> list[Network]:
+    """Networks as text, separated by commas or spaces. Raises ValueError."""
+    try:
+        return [ip_network(text) for text in value.replace(",", " ").split()]
+    except ValueError:
+        raise ValueError("must be networks such as 10.0.0.0/8, separated by commas, no host bits set") from None
+
+
+def signing_keys(value: str) -> list[bytes]:
+    """Webhook secrets as text, separated by commas or spaces, as keys. Raises ValueError, which shows none."""
+    keys = []
+    for text in value.replace(",", " ").split():
+        encoded = text.removeprefix("whsec_")
+        try:
+            keys.append(base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True))
+        except ValueError:
+            keys.append(b"")
+        if encoded == text or not 24 <= len(keys[-1]) <= 64:
+            raise ValueError("must be whsec_ and 24 to 64 bytes as base64; several are separated by commas")
+    return keys
+
+
+def _checked_by(parse: Callable[[str], object]) -> AfterValidator:
+    def check(value: Any) -> Any:
+        parse(value.get_secret_value() if isinstance(value, SecretStr) else value)
+        return value
+
+    return AfterValidator(check)
 
 
 LimitText = Annotated[Limit, BeforeValidator(_limit)]
@@ -181,6 +216,18 @@ class Settings(BaseSettings):
     gateway_host: str = Field("127.0.0.1", description="Address the gateway listens on.")
     gateway_port: Annotated[int, Field(ge=0, le=65_535)] = Field(8_000, description="Port the gateway listens on.")
     allowed_origins: str = Field("", description="Origins whose pages may connect, comma-separated; empty: same host.")
+    webhook_secret: Annotated[SecretStr, _checked_by(signing_keys)] | None = Field(
+        None, description="Signs webhooks: whsec_ and base64. While it is replaced: new and old, separated by a comma."
+    )
+    webhook_timeout: Annotated[float, Field(gt=0, le=6)] = Field(
+        5.0, description="Seconds one webhook may take in all, from looking up its host to the answer."
+    )
+    webhook_allow_networks: Annotated[str, _checked_by(networks)] = Field(
+        "", description="Networks that webhooks may go to although they are not public, e.g. 10.1.0.0/16."
+    )
+    apprise_services: str = Field(
+        "", description="Services (URL schemes) that the channel apprise may use, comma-separated; empty: all."
+    )
     live_page: bool = Field(False, description="Serve the live page at / (always on in `up` and `demo`).")
     log_format: Literal["text", "json"] = Field(
         "text", description="Logs of worker, beat, gateway and `up`: text, or one JSON object a line."

@@ -6,7 +6,9 @@ A channel is a class with a `name` and `deliver`, made without arguments, regist
     sms = "my_package:SmsChannel"
 
 `deliver` gets a batch and gives one outcome for each, in order. It is called again after a crash, with the same
-`idempotency_key`: pass it on. It must end within `lease_s` seconds. An exception counts as RetryAt for the whole batch.
+`idempotency_key`: pass it on. It must end within `lease_s` seconds, and within the 8 s that a task may take. An
+exception counts as RetryAt for the whole batch. A channel with an attribute `has_own_breakers = True` is called however
+often it fails: it keeps breakers itself, say one for each host. See docs/channels.md.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
+from pkgutil import resolve_name
 from typing import NamedTuple, Protocol
 
-from notifier.errors import SettingsError
+from notifier.errors import ExtraMissing, NotifierError, SettingsError
 from notifier.notification import Notification
 
 WEBSOCKET = "websocket"  # the feed: delivered by the ledger's own script, no class
+MAX_LEASE_S = 300.0
 
 
 class Delivery(NamedTuple):
@@ -80,18 +84,42 @@ class Channel(Protocol):
 
 @cache
 def get(name: str) -> Channel:
-    """The channel of that name. Raises SettingsError if none is installed."""
-    from notifier.channels.console import ConsoleChannel
-
-    if name == ConsoleChannel.name:
-        return ConsoleChannel()
-    for point in entry_points(group="notifier.channels", name=name):
-        channel: Channel = point.load()()
-        return channel
+    """The channel of that name. Raises SettingsError if it is not installed, cannot be made or is no channel."""
+    try:
+        if name in _BUILT_IN:
+            return _checked(name, resolve_name(_BUILT_IN[name])())
+        for point in entry_points(group="notifier.channels", name=name):
+            return _checked(name, point.load()())
+    except NotifierError as error:
+        raise SettingsError(f"channel {name!r}: {error}") from error
+    except ModuleNotFoundError as error:
+        if name in _BUILT_IN:
+            raise SettingsError(str(ExtraMissing(f"channel {name!r}", name))) from error
+        raise SettingsError(f"channel {name!r} cannot be imported: no module {error.name!r}") from error
+    except Exception as error:  # a plugin's: its text may hold anything
+        raise SettingsError(f"channel {name!r} cannot be made: {type(error).__name__}") from error
     raise SettingsError(f"channel {name!r} is not installed; installed: {', '.join(sorted(known()))}")
+
+
+def _checked(name: str, channel: Channel) -> Channel:
+    lease_s = getattr(channel, "lease_s", None)
+    if not isinstance(lease_s, (int, float)) or not 0 < lease_s <= MAX_LEASE_S:
+        raise SettingsError(f"lease_s must be a number of seconds, over 0 and at most {MAX_LEASE_S}")
+    if getattr(channel, "name", None) != name:
+        raise SettingsError("its class has another name than its entry point")
+    if not callable(getattr(channel, "deliver", None)):
+        raise SettingsError("it has no method deliver")
+    return channel
 
 
 @cache
 def known() -> frozenset[str]:
     """Names of all channels that a notification may name."""
-    return frozenset({WEBSOCKET, "console", *(point.name for point in entry_points(group="notifier.channels"))})
+    return frozenset({WEBSOCKET, *_BUILT_IN, *(point.name for point in entry_points(group="notifier.channels"))})
+
+
+_BUILT_IN = {  # imported when first used; all but the console need the extra of their name
+    "console": "notifier.channels.console:ConsoleChannel",
+    "webhook": "notifier.channels.webhook:WebhookChannel",
+    "apprise": "notifier.channels.apprise:AppriseChannel",
+}

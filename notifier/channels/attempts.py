@@ -29,7 +29,8 @@ def backoff_s(
 def attempt(channel: Channel, deliveries: Sequence[Delivery]) -> list[Outcome]:
     """One try at a channel. Whatever it raises counts as a failed attempt of the whole batch."""
     outcomes = _called(channel, deliveries)
-    breakers.record(channel.name, outcomes)
+    if not getattr(channel, "has_own_breakers", False):
+        breakers.record(channel.name, outcomes)
     return outcomes
 
 

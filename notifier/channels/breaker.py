@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 FAILURES = 5  # batches in a row of which nothing was taken
 FIRST_OPEN_S, LONGEST_OPEN_S = 5.0, 120.0
+REMEMBERED = 10_000  # a channel may keep one for every host
 
 
 class _State(NamedTuple):
@@ -51,7 +52,10 @@ class Breakers:
                 open_s = min(LONGEST_OPEN_S, FIRST_OPEN_S * 2.0 ** min(failures - FAILURES, 10))
                 open_until_s = self._clock() + open_s
                 log.warning("channel %s failed %d times in a row: not tried for %.0f s", channel, failures, open_s)
+            self._states.pop(channel, None)  # to the end: the first is what failed longest ago
             self._states[channel] = _State(failures, open_until_s)
+            while len(self._states) > REMEMBERED:
+                del self._states[next(iter(self._states))]
 
 
 breakers = Breakers()

