@@ -202,6 +202,7 @@ def _send(
         declare=_declared(app, queue),
         serializer="json",
         delivery_mode=2,
+        expiration=expires_s,  # RabbitMQ drops it by itself; Redis leaves that to the worker
         retry=False,
         timeout=PUBLISH_TIMEOUT_S,
         confirm_timeout=PUBLISH_TIMEOUT_S,

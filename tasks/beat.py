@@ -8,6 +8,7 @@ from typing import Any
 
 from celery import Task, shared_task
 
+from notifier import canary as canaries
 from notifier import metrics, producer, runtime
 from notifier.errors import DatabaseUnavailable, Unavailable
 from notifier.notification import Priority
@@ -59,9 +60,15 @@ def _sweep_unsettled(self: ControlTask, **_newer: Any) -> None:
 
 
 @shared_task(name=PROBE, base=ControlTask, bind=True)
-def _probe(self: ControlTask, queue: str = "", published_us: int = 0, **_newer: Any) -> None:
-    """Say that everything published to `queue` before `published_us` (microseconds of state Redis) was handed out."""
-    self.attempt(lambda: runtime.get().sweep.probe_ran(Priority(queue), int(published_us)))
+def _probe(self: ControlTask, queue: str = "", published_us: int = 0, canary: str = "", **_newer: Any) -> None:
+    """Say that everything published to `queue` before `published_us` (microseconds of state Redis) was handed out.
+
+    As a `canary` (a token) it only says that this worker took it.
+    """
+    if canary:
+        self.attempt(lambda: canaries.answer(runtime.get().client, canary, queue, str(self.request.hostname)))
+    else:
+        self.attempt(lambda: runtime.get().sweep.probe_ran(Priority(queue), int(published_us)))
 
 
 def _replay() -> None:

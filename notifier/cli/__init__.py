@@ -22,6 +22,7 @@ COMMANDS = {
     "listen": "Print a user's notifications as they arrive.",
     "feed": "Print a user's recent notifications.",
     "status": "Show what is on its way, what waits, and what is degraded.",
+    "doctor": "Say what is wrong here, why it matters, and how to mend it.",
     "why": "Tell the story of one notification.",
     "config": "List every setting: value, default, where it comes from.",
     "migrate": "Bring the database's schema up to date.",
