@@ -16,12 +16,15 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from notifier.cli.output import console, emit_json, example, plain_table
+from notifier.cli.output import rows as aligned
 from notifier.deadletters.manage import Done, Filter, Manager, Summary, forecast_s
 from notifier.deadletters.schema import Reason, Row, State, instant
 from notifier.runtime import Runtime
 from notifier.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
+CHANGED = {"replay": "are due now", "park": "parked", "drop": "dropped"}
+LEFT = "a replay has them just now, or this command is not for them"
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _AGE = re.compile(r"(\d{1,9})([smhdw])")
 
@@ -124,8 +127,8 @@ def _changes(command: Callable[..., Done]) -> Callable[..., None]:
         if as_json:
             emit_json({"changed": done.changed, "skipped": done.skipped, **_forecast(summary, parts.settings)})
         else:
-            skipped = f", {done.skipped:,} left as they are" if done.skipped else ""
-            click.echo(f"{done.changed:,} dead letters changed{skipped}.")
+            left = f"; {done.skipped:,} left as they are: {LEFT}" if done.skipped else ""
+            click.echo(f"{done.changed:,} dead letters {CHANGED[command.__name__]}{left}.")
 
     for option in (
         click.option("--all", "everything", is_flag=True, help="Without any filter: all of them."),
@@ -151,23 +154,18 @@ def command() -> None:
 @click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="Rows shown at most.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: total, rows.")
 def list_rows(which: Filter, limit: int, as_json: bool) -> None:
-    """Show dead letters, without their payloads."""
+    """Show dead letters, without their payloads: what is due first comes first, what is parked last."""
     with _parts() as parts:
         manager = Manager(parts.store, parts.ledger)
-        rows = next(manager.pages(which, size=limit), [])
+        rows = manager.soonest(which, limit)
         total = len(rows) if len(rows) < limit else manager.summary(which).total
         deferred = parts.ledger.counts().deferred
     if as_json:
         emit_json({"total": total, "rows": [_described(row) for row in rows]})
         return
-    table = plain_table("user", "channel", "id", "state", "reason", "due (UTC)", "tries", "error")
-    for row in rows:
-        due = "" if row.state == State.PARKED else f"{instant(row.retry_at_us):%Y-%m-%d %H:%M:%S}"
-        table.add_row(
-            row.user_id, row.channel, row.notification_id, row.state, row.reason, due, str(row.attempts), row.last_error
-        )
     if rows:
-        console().print(table)
+        for line in aligned(HEADERS, map(_cells, rows)):
+            click.echo(line)
     hidden = f", {total - len(rows):,} of them not shown (--limit)" if total > len(rows) else ""
     click.echo(f"{total:,} dead letters{hidden}; {deferred:,} more on their way into the table.")
 
@@ -232,6 +230,23 @@ def export(which: Filter, payload: bool) -> None:
             if payload:
                 described["payload"] = json.loads(row.body)
             emit_json(described)
+
+
+HEADERS = ("due (UTC)", "user", "channel", "id", "state", "reason", "tries", "error")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    due = "" if row.state == State.PARKED else f"{instant(row.retry_at_us):%Y-%m-%d %H:%M:%S}"
+    return (
+        due,
+        row.user_id,
+        row.channel,
+        row.notification_id,
+        row.state,
+        row.reason,
+        str(row.attempts),
+        row.last_error,
+    )
 
 
 @contextmanager

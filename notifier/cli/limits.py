@@ -61,7 +61,8 @@ def get(user: str | None, category: str | None, channel: str, as_json: bool) -> 
     if as_json:
         emit_json({"limit": str(limit), "overridden": override is not None, "channel": channel})
     else:
-        click.echo(f"{limit}" + ("" if override else "  (from the settings)"))
+        inherited = "  (from the settings)" if category is None else "  (each user's; the category has none of its own)"
+        click.echo(f"{limit}{'' if override else inherited}")
 
 
 @command.command(
@@ -98,7 +99,11 @@ def unset(user: str | None, category: str | None, channel: str) -> None:
             editor.set_user(what, channel, None)
         else:
             editor.set_category(what, channel, None)
-    click.echo(f"{what}: {settings.user_limit_of(channel)} on {channel}, from the settings")
+    limit = settings.user_limit_of(channel)
+    if user is not None:
+        click.echo(f"{what}: no limit of its own on {channel} any more; the settings' {limit} counts")
+    else:
+        click.echo(f"category {what}: no limit of its own on {channel} any more; it shares each user's limit")
 
 
 def _one_of(user: str | None, category: str | None) -> str:

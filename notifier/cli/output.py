@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import click
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
@@ -23,6 +25,20 @@ def emit_json(value: Any) -> None:
 def console(*, stderr: bool = False) -> Console:
     """A console that neither invents colours nor guesses at numbers. Made when used: tests replace stdout."""
     return Console(highlight=False, markup=False, stderr=stderr, soft_wrap=False)
+
+
+def rows(headers: Sequence[str], cells: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Aligned lines, as long as they are: nothing is cut or wrapped, so that an id can be copied."""
+    table = [list(headers), *([_printable(cell) for cell in line] for line in cells)]
+    widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
+    for line in table:
+        padded = (cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True))
+        yield "  ".join(padded).rstrip()
+
+
+def _printable(text: str) -> str:
+    """Without what would move a terminal's cursor: ids and errors come from outside."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def plain_table(*headers: str) -> Table:

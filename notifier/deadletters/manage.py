@@ -143,6 +143,13 @@ class Manager:
             yield page
             last = page[-1].identity
 
+    def soonest(self, which: Filter, limit: int) -> list[Row]:
+        """The selected rows that are due first, at most `limit`, without bodies; parked ones come last."""
+        columns = [t[name] if name != "body" else literal("").label("body") for name in COLUMNS]
+        due = (t.state == State.PARKED, t.retry_at, t.user_id, t.channel, t.seq)
+        query: Select[Any] = select(*columns).where(*which.conditions()).order_by(*due).limit(limit)
+        return self._store.run(lambda connection: [Row(*row) for row in connection.execute(query)], scan=True)
+
     def send_again(self, which: Filter, progress: Progress = lambda _: None) -> Done:
         """Make rows due now; parked ones wait once more, their starts and attempts forgotten.
 

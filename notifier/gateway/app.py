@@ -51,6 +51,7 @@ def create_app(settings: Settings | None = None) -> Starlette:
             Route("/metrics", web.metrics),
             Route("/sse", gateway.events),
             WebSocketRoute("/ws", gateway.websocket),
+            Route("/ws", web.upgrade_required),
             Mount("/static", StaticFiles(directory=web.STATIC)),
         ],
         middleware=[Middleware(web.SecurityHeaders)],

@@ -65,6 +65,13 @@ async def alive(_request: Request) -> Response:
     return JSONResponse({"status": "alive"})
 
 
+async def upgrade_required(_request: Request) -> Response:
+    """What a plain GET of the websocket's path gets."""
+    text = "this is a websocket: connect with ws:// or wss://, or read /sse as an event stream"
+    headers = {"upgrade": "websocket", "connection": "Upgrade"}
+    return JSONResponse({"error": "upgrade_required", "message": text}, 426, headers)
+
+
 async def metrics(_request: Request) -> Response:
     """Prometheus; of all processes that share PROMETHEUS_MULTIPROC_DIR, where it is set."""
     registry = REGISTRY

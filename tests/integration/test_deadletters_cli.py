@@ -40,6 +40,27 @@ def test_list_shows_what_waits_without_payloads(run: Any, make_bench: MakeBench)
     assert "payload" not in found["rows"][0]
 
 
+def test_what_is_due_first_comes_first_and_no_id_is_wrapped(run: Any, make_bench: MakeBench) -> None:
+    bench = make_bench()
+    ids = [f"{number}-{'long' * 40}" for number in range(3)]
+    for wait_s, given_id in zip((90, 30, 60), ids, strict=True):
+        bench.deny(f"user-{wait_s}\x1b[2J", 1, wait_s=wait_s, notification_id=given_id)
+    bench.replay.spill()
+    run("dead-letters", "park", "--id", ids[1])
+    listed = run("dead-letters", "list").output.splitlines()[1:-1]
+    assert [next(word for word in line.split() if word in ids) for line in listed] == [ids[2], ids[0], ids[1]]
+    assert "\x1b" not in "".join(listed)
+    shown = json.loads(run("dead-letters", "list", "--json", "--limit", "2").output)["rows"]
+    assert [row["notification_id"] for row in shown] == [ids[2], ids[0]]
+
+
+@pytest.mark.parametrize(("command", "word"), [("replay", "are due now"), ("park", "parked"), ("drop", "dropped")])
+def test_what_was_done_is_said(run: Any, make_bench: MakeBench, command: str, word: str) -> None:
+    bench = make_bench()
+    bench.deny("anna", 2, wait_s=60)
+    assert run("dead-letters", command, "--all").output == f"2 dead letters {word}.\n"
+
+
 def test_show_tells_all_about_one(run: Any, make_bench: MakeBench) -> None:
     bench = make_bench()
     bench.deny("anna", 1, wait_s=60, notification_id="a")
@@ -64,7 +85,7 @@ def test_everything_is_touched_only_with_all(run: Any, make_bench: MakeBench, co
 def test_what_was_sent_again_is_replayed(run: Any, make_bench: MakeBench) -> None:
     bench = make_bench(user_limit="off")
     bench.deny("anna", 2, wait_s=600)
-    assert "2 dead letters changed." in run("dead-letters", "replay", "--since", "1h").output
+    assert "2 dead letters are due now." in run("dead-letters", "replay", "--since", "1h").output
     bench.replay.run()
     assert len(bench.feed("anna")) == 2
 

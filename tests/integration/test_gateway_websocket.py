@@ -210,6 +210,13 @@ def test_token_by_subprotocol_and_never_by_query(gateway: Running) -> None:
         pass
 
 
+def test_a_plain_get_of_the_websocket_is_told_what_it_is(gateway: Running) -> None:
+    answer = gateway.get("/ws")
+    assert answer.status == 426
+    assert answer.headers["upgrade"] == "websocket"
+    assert "connect with ws://" in answer.text
+
+
 def test_slow_client_is_closed_and_the_others_are_not_delayed(gateway: Running, writer: Writer) -> None:
     """The slow one's kernel buffers fill, then its bounded buffer; it resumes afterwards."""
     writer._length = 2_000
