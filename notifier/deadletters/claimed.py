@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 MAX_STARTS = 5
 CHUNK = 100
+CALLS_S = 1.0  # slow channels are called for this long from the first call on, then whatever is left is due as before
 MARGIN_S = 5.0  # a claim outlives the call of a channel by this
 Unit = list[Row]  # what goes out for one token: a row, or the members of a digest
 TRIES = 3  # how often a grant that grew stale is asked for again
@@ -61,6 +63,7 @@ class Claimed:
         self.denied = 0
         self.limiter_down = False
         self._misplaced: set[Identity] = set()
+        self._last_call_s = math.inf  # no channel outside is called after this
 
     def process(self, rows: Sequence[Row]) -> None:
         """Every row gets exactly one fate. Raises StateUnavailable; then those without one are still to be released."""
@@ -74,8 +77,9 @@ class Claimed:
             else:
                 live.append(row)
         self._book(expired, End.EXPIRED)
-        # Feeds first: a slow channel outside must not hold them up.
-        for channel, group in groupby(sorted(live, key=_feeds_first), key=lambda row: row.channel):
+        # Feeds first: a slow channel outside must not hold them up. The others in any order: none is always the last.
+        order = {channel: (channel != WEBSOCKET, random.random()) for channel in {row.channel for row in live}}  # noqa: S311
+        for channel, group in groupby(sorted(live, key=lambda row: order[row.channel]), key=lambda row: row.channel):
             units = together(group)
             if channel == WEBSOCKET:
                 self._to_feeds(units)
@@ -177,12 +181,16 @@ class Claimed:
             self._park(rows, Reason.DELIVERY_FAILED, str(error))
             return
         for batch in _batches(units):  # one after the other: what is not yet sent holds back what follows
-            if wait_s := breakers.wait_s(name):
+            if time.monotonic() > self._last_call_s:
+                self.kept += [row.as_it_was() for unit in batch for row in unit]
+            elif wait_s := breakers.wait_s(name):
                 self._wait_for_breaker([row for unit in batch for row in unit], wait_s)
             else:
                 granted, denied = self._ask(self._checked(batch))
                 self._deny(denied)
                 if granted:
+                    if math.isinf(self._last_call_s):
+                        self._last_call_s = time.monotonic() + CALLS_S
                     self._call(channel, granted)
 
     def _wait_for_breaker(self, rows: Sequence[Row], wait_s: float) -> None:
@@ -280,7 +288,3 @@ def _batches(units: Iterable[Unit]) -> Iterator[list[Unit]]:
         batch.append(unit)
     if batch:
         yield batch
-
-
-def _feeds_first(row: Row) -> tuple[bool, str]:
-    return row.channel != WEBSOCKET, row.channel

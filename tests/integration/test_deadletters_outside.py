@@ -9,6 +9,7 @@ import pytest
 from notifier import channels
 from notifier.channels import Delivery, Duplicate, Failed, Outcome, RetryAt, Sent
 from notifier.channels.breaker import FAILURES, FIRST_OPEN_S, Breakers
+from notifier.deadletters.replay import Replay
 from tests.deadletters import Bench, MakeBench
 
 
@@ -100,6 +101,22 @@ def test_a_claim_outlives_the_call_of_a_slow_channel(make_bench: MakeBench, sms:
     bench.deny("anna", 1, channel="sms")
     bench.replay.run()
     assert held[0] > 55
+
+
+def test_a_slow_channel_leaves_the_rest_due_before_the_time_limit_of_its_task(
+    make_bench: MakeBench, sms: Sms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows still claimed when a task is cut off would count as starts, and be parked as poison in the end."""
+    monkeypatch.setattr("notifier.deadletters.claimed.CALLS_S", 0.0)
+    bench = make_bench(user_limit="off")
+    bench.deny("anna", 250, channel="sms")
+    bench.replay.spill()
+    Replay(bench.store, bench.ledger, bench.limiter, bench.settings, budget_s=0.0).run()
+    assert [len(call) for call in sms.calls] == [100]
+    waiting = bench.sql("SELECT state, claimed_until, attempts, count(*) FROM dead_letters GROUP BY 1, 2, 3")
+    assert [tuple(row) for row in waiting] == [("waiting", None, 0, 150)]
+    bench.replay.run()
+    assert bench.ledger.counts().delivered == 250
 
 
 def test_what_failed_does_not_hold_back_what_follows(make_bench: MakeBench, sms: Sms) -> None:
