@@ -10,7 +10,10 @@ from celery import signals
 
 from notifier import channels, runtime
 from notifier import hooks as event_hooks
+from notifier.errors import SettingsError
 from notifier.redis.scripts import script
+from notifier.redis.state import refuse_cluster
+from notifier.settings import Settings
 from notifier.wire import QUEUES
 from tasks import broker, quiet
 from tasks.schedule import SCHEDULE
@@ -52,6 +55,10 @@ def _start_as_worker(sender: Any = None, **_: Any) -> None:
                 f"notifier: the {name} pool is not supported: locks, timeouts and clients are made for threads and "
                 f"processes; use --pool prefork, threads or solo, or keep this worker off our queues with -Q"
             )
+    try:
+        refuse_cluster(Settings().redis_url)
+    except SettingsError as error:
+        raise SystemExit(f"notifier: {error}") from None
     quiet.install()
     runtime.act_as_worker()
     channels.known()  # read once here rather than in every child

@@ -16,6 +16,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from notifier.gateway.app import Gateway, create_app
 from notifier.gateway.wires import ABORT
+from notifier.redis.state import refuse_cluster
 from notifier.settings import Settings
 
 WRITE_BUFFER_BYTES = 65_536  # beyond, sending waits for the client
@@ -74,10 +75,11 @@ class Server(uvicorn.Server):
 
 
 def server(settings: Settings, *, ping_s: float = PING_S) -> Server:
-    """A server, not yet listening. Raises SettingsError where the secret is missing.
+    """A server, not yet listening. Raises SettingsError where the secret is missing or state Redis is a cluster.
 
     No compression (memory per connection), no access and no debug log (a client may have put a token anywhere).
     """
+    refuse_cluster(settings.redis_url)
     return Server(
         uvicorn.Config(
             create_app(settings),

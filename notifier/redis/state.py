@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from typing import Any, TypeVar
 
 from redis import ConnectionPool, Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import (
+    AskError,
     AuthenticationError,
     BusyLoadingError,
+    ClusterCrossSlotError,
     ConnectionError,
     NoScriptError,
     RedisError,
@@ -17,11 +20,18 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from notifier.errors import StateUnavailable
+from notifier.errors import SettingsError, StateUnavailable
 from notifier.redis.client import Connections, place
 from notifier.redis.scripts import Argument, Script
 
 T = TypeVar("T")
+
+LOOK_S = 1.0
+CLUSTERED = (
+    "NOTIFIER_REDIS_URL names a node of a Redis Cluster, which cannot hold the state: the ledger's scripts take "
+    "batches over all users. Name a single server (with replicas, if you like); where one is too small, run several "
+    "installations, each with a share of the users. NOTIFIER_LIMITER_REDIS_URL may name a cluster"
+)
 
 
 class _NotSent(ConnectionError):
@@ -89,6 +99,7 @@ def call(run: Callable[[], T]) -> T:
     """Run one call. Raises StateUnavailable, whose `ambiguous` says whether the call may have run all the same.
 
     A refusal by the server (LOADING, OOM, READONLY, NOAUTH, MISCONF) and a connection never made are not ambiguous.
+    SettingsError where it is a cluster.
     """
     try:
         return run()
@@ -98,8 +109,17 @@ def call(run: Callable[[], T]) -> T:
         raise StateUnavailable(f"state Redis: {type(error).__name__}") from error
     except (ConnectionError, TimeoutError) as error:
         raise StateUnavailable(f"state Redis: {type(error).__name__}", ambiguous=True) from error
+    except (AskError, ClusterCrossSlotError) as error:  # MOVED is one, too
+        raise SettingsError(CLUSTERED) from error
     except RedisError as error:
         raise StateUnavailable(f"state Redis refuses: {type(error).__name__}") from error
+
+
+def refuse_cluster(url: str) -> None:
+    """Raises SettingsError where this is a node of a cluster. One that is away, or may not be asked, may be none."""
+    with closing(connect_state(url, LOOK_S)) as client, suppress(RedisError):
+        if client.info("cluster").get("cluster_enabled"):
+            raise SettingsError(CLUSTERED)
 
 
 def risks(client: Redis) -> dict[str, str]:

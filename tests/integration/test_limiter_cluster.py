@@ -12,30 +12,12 @@ from redis import Redis
 from redis.crc import key_slot
 
 from notifier import Limit, Limiter, Settings
-from notifier.embedded.valkey import Valkey
 from notifier.limits.limiter import Request
 from notifier.limits.overrides import Editor
 from notifier.redis import keys
 from notifier.redis.client import connect
-from tests.support import eventually, free_port
-
-SLOTS = 16_384
-
-
-class Node(Valkey):
-    """One of a cluster."""
-
-    bus = 0
-
-    def _config(self) -> list[str]:
-        self.bus = self.bus or free_port()
-        return [
-            *super()._config(),
-            "cluster-enabled yes",
-            f"cluster-port {self.bus}",
-            "cluster-node-timeout 1000",
-            "cluster-require-full-coverage no",
-        ]
+from tests.cluster import SLOTS, Node
+from tests.support import eventually
 
 
 class Cluster:
