@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import socket
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -51,8 +52,8 @@ def target_of(url: str) -> Target:
         where = parsed.netloc.decode("ascii")
     except (httpx.InvalidURL, ValueError):
         raise Refused("the address is no URL") from None
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise Refused("the address must begin with https:// or http:// and a host")
+    if parsed.scheme not in ("http", "https") or not parsed.host or not 0 <= (parsed.port or 0) < 65_536:
+        raise Refused("the address must begin with https:// or http://, a host, and maybe a port")
     headers = [("Host", where)]
     if parsed.userinfo:
         login = base64.b64encode(f"{parsed.username}:{parsed.password}".encode()).decode()
@@ -79,7 +80,7 @@ class _Guard(httpcore.AsyncNetworkBackend):
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:  # a label too long for the resolver's encoding is no OSError
-            raise httpcore.ConnectError from error
+            raise httpcore.ConnectError(error) from error
         addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
         good = [address for address in addresses if permitted(address, self._allowed)][:TRIED]
         if not good:
@@ -103,6 +104,7 @@ class Outbound:
     """A pool of connections. Made and used within one event loop."""
 
     def __init__(self, allowed: Sequence[Network], timeout_s: float) -> None:
+        logging.getLogger("httpcore").setLevel(logging.INFO)  # for debugging it quotes what the other side says
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(LOOKUPS, "notifier-lookup"))
         self._timeout_s = timeout_s
         self._pool = httpcore.AsyncConnectionPool(

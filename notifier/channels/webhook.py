@@ -158,10 +158,12 @@ def _breaker(target: Target) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    root = error
-    while root.__cause__ is not None:
-        root = root.__cause__
-    return next((words for kind, words in _REASONS.items() if isinstance(root, kind)), type(error).__name__)
+    """In our words. httpcore puts what it caught into the arguments of its own."""
+    chain = [error]
+    while inner := chain[-1].__cause__ or next((a for a in chain[-1].args if isinstance(a, BaseException)), None):
+        chain.append(inner)
+    known = (words for kind, words in _REASONS.items() if any(isinstance(link, kind) for link in chain))
+    return next(known, type(error).__name__)
 
 
 _REASONS: dict[type[BaseException], str] = {

@@ -1,0 +1,377 @@
+"""Webhooks against a real receiver on loopback, which misbehaves in every way."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from standardwebhooks import Webhook
+
+from notifier.channels import Delivery, Failed, Outcome, RetryAt, Sent
+from notifier.channels.addresses import Addresses
+from notifier.channels.breaker import FAILURES, Breakers
+from notifier.channels.webhook import WebhookChannel
+from notifier.settings import Settings
+from tests.receiver import Receiver, a_delivery, answers, receiver, says
+from tests.support import eventually, free_port
+
+SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
+OTHER = "whsec_" + base64.b64encode(b"o" * 24).decode()
+
+Make = Callable[..., WebhookChannel]
+
+
+@pytest.fixture
+def hook() -> Iterator[Receiver]:
+    with receiver() as made:
+        yield made
+
+
+@pytest.fixture
+def make() -> Make:
+    """A channel whose users are reached at the given addresses."""
+
+    def factory(addresses: object, **settings: object) -> WebhookChannel:
+        values: dict[str, object] = {"webhook_secret": SECRET, "webhook_allow_networks": "127.0.0.0/8, ::1/128"}
+        lookup = addresses if callable(addresses) else lambda _user, _channel: addresses
+        return WebhookChannel(Settings(**(values | settings)), Addresses([lookup]), Breakers())
+
+    return factory
+
+
+def one(channel: WebhookChannel, delivery: Delivery | None = None) -> Outcome:
+    (outcome,) = channel.deliver([delivery or a_delivery()])
+    return outcome
+
+
+def test_the_reference_library_accepts_the_signature(hook: Receiver, make: Make) -> None:
+    delivery = a_delivery("user \u00e9\r\nx-evil: 1", {"text": "caf\u00e9", "n": 1e22}, digest='{"count":3}')
+    assert one(make(hook.url("/a%20b?c=d")), delivery) == Sent()
+    (request,) = hook.requests
+    assert request.line == "POST /a%20b?c=d HTTP/1.1"
+    assert request.headers["host"] == f"127.0.0.1:{hook.port}"
+    assert request.headers["content-type"] == "application/json"
+    assert "x-evil" not in request.headers
+    frame = Webhook(SECRET).verify(request.body, request.headers)
+    assert frame == {
+        "notification_id": delivery.notification.notification_id,
+        "user_id": "user \u00e9\r\nx-evil: 1",
+        "category": "default",
+        "accepted_at": 1764471118.201,
+        "payload": {"text": "caf\u00e9", "n": 1e22},
+        "digest": {"count": 3},
+    }
+    assert b'"accepted_at":1764471118.201000,' in request.body
+
+
+def test_another_attempt_has_the_same_id_and_body_and_another_user_does_not(hook: Receiver, make: Make) -> None:
+    channel = make(hook.url())
+    first = a_delivery("anna", id="like-7")
+    channel.deliver([first, a_delivery("bert", id="like-7")])
+    assert one(channel, first._replace(attempt=2)) == Sent()
+    ids = [(json.loads(r.body)["user_id"], r.headers["webhook-id"], r.body) for r in hook.requests]
+    assert len(set(ids)) == 2
+    assert sorted(user for user, _, _ in ids) == ["anna", "anna", "bert"]
+
+
+@pytest.mark.parametrize(("suffix", "setting", "verifies"), [
+    ("", f"{OTHER}, {SECRET}", [OTHER, SECRET]),  # while a secret is replaced, either verifies
+    (f"#{OTHER}", SECRET, [OTHER]),  # the address's own
+    (f"#{OTHER}", None, [OTHER]),
+])  # fmt: skip
+def test_which_secrets_sign(hook: Receiver, make: Make, suffix: str, setting: str | None, verifies: list[str]) -> None:
+    assert one(make(hook.url("/x") + suffix, webhook_secret=setting)) == Sent()
+    (request,) = hook.requests
+    assert request.line == "POST /x HTTP/1.1"
+    assert len(request.headers["webhook-signature"].split()) == len(verifies)
+    for secret in verifies:
+        Webhook(secret).verify(request.body, request.headers)
+
+
+@pytest.mark.parametrize(("status", "outcome"), [
+    (200, Sent), (202, Sent), (204, Sent), (299, Sent),
+    (400, Failed), (401, Failed), (404, Failed), (410, Failed), (422, Failed), (300, Failed), (304, Failed),
+    (408, RetryAt), (425, RetryAt), (429, RetryAt), (500, RetryAt), (503, RetryAt), (599, RetryAt), (999, RetryAt),
+])  # fmt: skip
+def test_what_a_status_means(hook: Receiver, make: Make, status: int, outcome: type) -> None:
+    hook.script = says(status)
+    answer = one(make(hook.url()))
+    assert isinstance(answer, outcome)
+    if not isinstance(answer, Sent):
+        assert answer.error.startswith(f"127.0.0.1:{hook.port} answered {status}")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("header", "wait_s"), [
+    ("Retry-After: 120", 120), ("retry-after:  7 ", 7), ("Retry-After: 99999999999", 86_400),
+    ("Retry-After: -5", 0), ("Retry-After: soon", 0), ("Retry-After: 1e9", 0), ("Retry-After: ", 0),
+    ("Retry-After: Wed, 21 Oct 2015 07:28:00 GMT", 0), ("Retry-After: Fri, 31 Dec 9999 23:59:59 GMT", 86_400),
+    ("Retry-After: \xb2", 0), ("X: y", 0),
+])  # fmt: skip
+def test_retry_after_is_obeyed_within_bounds(hook: Receiver, make: Make, header: str, wait_s: float) -> None:
+    hook.script = says(429, header)
+    answer = one(make(hook.url()))
+    assert isinstance(answer, RetryAt)
+    assert answer.wait_s == wait_s
+
+
+def test_a_redirect_is_not_followed_wherever_it_leads(hook: Receiver, make: Make) -> None:
+    with receiver("127.0.0.2") as inside:
+        for status in (301, 302, 303, 307, 308):
+            hook.script = says(status, f"Location: {inside.url('/latest/meta-data')}")
+            answer = one(make(hook.url(), webhook_allow_networks="127.0.0.1/32"))
+            assert isinstance(answer, Failed)
+            assert "redirect" in answer.error
+            assert "meta-data" not in answer.error
+        assert inside.connections == 0
+
+
+@pytest.mark.parametrize("host", [
+    "127.0.0.1", "localhost", "2130706433", "0x7f.1", "127.1", "[::1]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]",
+    "0.0.0.0", "127.0.0.1.", "LOCALHOST", "[::]", "%31%32%37.0.0.1",
+])  # fmt: skip
+def test_this_machine_is_not_reached_by_default_however_it_is_spelt(hook: Receiver, make: Make, host: str) -> None:
+    answer = one(make(f"http://{host}:{hook.port}/", webhook_allow_networks=""))
+    assert isinstance(answer, (Failed, RetryAt))  # RetryAt: where the resolver knows no such spelling
+    if host in ("127.0.0.1", "localhost", "[::1]"):
+        assert "public address" in answer.error
+    assert hook.connections == 0
+
+
+def test_a_name_that_changes_its_address_in_between_is_not_followed(
+    hook: Receiver, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DNS rebinding: the first answer is permitted, later ones are another machine's."""
+    lookups: list[str] = []
+    real = socket.getaddrinfo
+
+    def rebinding(host: str, port: int, *args: object, **kwargs: object) -> object:
+        if host != "rebind.example.test":
+            return real(host, port, *args, **kwargs)  # type: ignore[arg-type]
+        lookups.append(host)
+        address = "127.0.0.1" if len(lookups) == 1 else "127.0.0.2"
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", rebinding)
+    with receiver("127.0.0.2", hook.port) as inside:
+        channel = make(f"http://rebind.example.test:{hook.port}/", webhook_allow_networks="127.0.0.1/32")
+        assert one(channel) == Sent()
+        assert hook.requests[0].headers["host"] == f"rebind.example.test:{hook.port}"
+        assert len(lookups) == 1  # looked up once, and connected to that answer
+        hook.script = says(200, "Connection: close")
+        one(channel)  # on the connection that is there; then it is closed
+        answer = one(channel)
+        assert len(lookups) == 2
+        assert isinstance(answer, Failed)
+        assert inside.connections == 0
+
+
+def test_of_several_addresses_those_permitted_are_tried_in_turn(
+    hook: Receiver, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def many(host: str, port: int, *args: object, **kwargs: object) -> object:
+        found = ["10.0.0.1", "127.0.0.3", "127.0.0.1"]  # not permitted, nobody there, the receiver
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", many)
+    assert one(make(f"http://many.example.test:{hook.port}/")) == Sent()
+
+
+@pytest.mark.parametrize("url", [
+    "http://h\r\nx-evil: 1/", "http://127.0.0.1/\r\nx-evil: 1", "http://a b/", "http://", "//host/", "ftp://host/",
+    "file:///etc/passwd", "gopher://host/", "unix:///x", "http://[::1", "http://host:port/", "http://host:99999/",
+    "javascript:alert(1)", "not a url", "http://\u0000/", "https:///path", "http://\ud800/",
+])  # fmt: skip
+def test_what_is_no_good_url_fails_for_good_and_is_not_shown(make: Make, url: str) -> None:
+    answer = one(make(url))
+    assert isinstance(answer, Failed)
+    assert answer.error.startswith("the address ")
+
+
+def test_credentials_are_sent_and_shown_nowhere(hook: Receiver, make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    url = f"http://user:pa%0d%0a%3Ass@127.0.0.1:{hook.port}/path-token?key=query-token#{OTHER}"
+    payload = {"text": "private-words"}
+    assert one(make(url), a_delivery(payload=payload)) == Sent()
+    assert hook.requests[0].headers["authorization"] == "Basic " + base64.b64encode(b"user:pa\r\n:ss").decode()
+    errors = []
+    for script in (says(500), says(404), says(302), answers(b"garbage private-words\r\n\r\n")):
+        hook.script = script
+        answer = one(make(url), a_delivery(payload=payload))
+        assert isinstance(answer, (Failed, RetryAt))
+        errors.append(answer.error)
+    shown = "\n".join([caplog.text, *errors])
+    for secret in ("pa%0d", "path-token", "query-token", OTHER[6:], SECRET[6:], "private-words", "Basic "):
+        assert secret not in shown
+
+
+@pytest.mark.parametrize(("raw", "reason"), [
+    (b"SSH-2.0-OpenSSH_9.2\r\n", "not HTTP"),
+    (b"HTTP/1.1 two-hundred OK\r\n\r\n", "not HTTP"),
+    (b"\x00" * 1_000 + b"\r\n\r\n", "not HTTP"),
+    (b"HTTP/1.1 503 x\r\nRetry-After: 5\r\nRetry-After\r\n\r\n", "not HTTP"),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "not HTTP"),
+    (b"", ""),
+])  # fmt: skip
+def test_a_garbled_answer_is_tried_again(hook: Receiver, make: Make, raw: bytes, reason: str) -> None:
+    def script(_: object, connection: socket.socket) -> None:
+        connection.sendall(raw)
+        connection.shutdown(socket.SHUT_RDWR)
+
+    hook.script = script
+    answer = one(make(hook.url()))
+    assert isinstance(answer, RetryAt)
+    assert reason in answer.error
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 100 Continue\r\n\r\n", b"X-Filler: y\r\n", b"z"])
+def test_an_answer_without_end_ends_at_the_deadline(hook: Receiver, make: Make, head: bytes) -> None:
+    """Each part arrives soon after the one before, so no read ever times out by itself."""
+
+    def drip(_: object, connection: socket.socket) -> None:
+        if head.startswith(b"X"):
+            connection.sendall(b"HTTP/1.1 200 OK\r\n")
+        while True:
+            connection.sendall(head)
+            time.sleep(0.02)
+
+    hook.script = drip
+    started_s = time.monotonic()
+    answer = one(make(hook.url(), webhook_timeout=0.5))
+    assert isinstance(answer, RetryAt)
+    assert time.monotonic() - started_s < 6  # not how fast, but that it ends: well before a batch's own end
+    assert "did not answer within 0.5 s" in answer.error
+
+
+def test_headers_without_end_are_not_kept(hook: Receiver, make: Make) -> None:
+    def flood(_: object, connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\n")
+        while True:
+            connection.sendall(b"X-Filler: " + b"y" * 60_000 + b"\r\n")
+
+    hook.script = flood
+    assert one(make(hook.url())) == RetryAt(f"127.0.0.1:{hook.port}: its answer is not HTTP")
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.05])
+def test_the_status_counts_and_the_body_is_left_unread_beyond_a_bound(
+    hook: Receiver, make: Make, pause_s: float
+) -> None:
+    """An endless body, as fast as it can or dripping: it has said 200, so it has it."""
+    sent = [0]
+    gone: list[bool] = []
+
+    def endless(_: object, connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n")
+        try:
+            while True:
+                sent[0] += connection.send(b"x" * (65_536 if pause_s == 0 else 1))
+                time.sleep(pause_s)
+        except OSError:
+            gone.append(True)
+            raise
+
+    hook.script = endless
+    assert one(make(hook.url())) == Sent()
+    eventually(lambda: gone, timeout_s=60)
+    assert sent[0] < 64 * 2**20  # what sockets buffer, not what it would have sent
+
+
+def test_nobody_there_and_no_such_name_are_tried_again(make: Make) -> None:
+    assert one(make(f"http://127.0.0.1:{(port := free_port())}/")) == RetryAt(f"127.0.0.1:{port}: connection refused")
+    answer = one(make("http://nowhere.invalid/"))
+    assert answer == RetryAt("nowhere.invalid: its name could not be looked up")
+    assert isinstance(one(make(f"http://{'a' * 64}.example/")), (RetryAt, Failed))
+
+
+def test_slow_hosts_hold_up_no_others_and_the_batch_ends(hook: Receiver, make: Make) -> None:
+    with receiver() as slow:
+        slow.script = lambda _request, _connection: time.sleep(60)
+        addresses = {f"user{n}": slow.url() if n % 2 else hook.url() for n in range(40)}
+        channel = make(lambda user, _channel: addresses[user], webhook_timeout=1.0)
+        started_s = time.monotonic()
+        outcomes = channel.deliver([a_delivery(f"user{n}") for n in range(40)])
+        assert time.monotonic() - started_s < 30
+        assert all(outcome == Sent() for outcome in outcomes[::2])
+        assert all(isinstance(outcome, RetryAt) for outcome in outcomes[1::2])
+        assert hook.requests[-1]
+        assert one(make(hook.url())) == Sent()
+        assert channel.deliver([a_delivery("user0")]) == [Sent()]  # what was cut off left no connection taken
+
+
+def test_the_batch_ends_however_many_hosts_are_slow(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notifier.channels.webhook.BATCH_S", 1.0)
+    with receiver() as slow:
+        slow.script = lambda _request, _connection: time.sleep(60)
+        outcomes = make(slow.url(), webhook_timeout=6.0).deliver([a_delivery() for _ in range(100)])
+    errors = {outcome.error for outcome in outcomes if isinstance(outcome, RetryAt)}
+    assert len(errors) == 2  # those that were cut off, and those that were not even begun
+    assert len(outcomes) == 100
+
+
+def test_a_host_that_fails_altogether_is_left_alone_and_others_are_not(hook: Receiver, make: Make) -> None:
+    with receiver() as failing:
+        failing.script = says(503)
+        channel = make(lambda user, _channel: failing.url() if user == "anna" else hook.url())
+        for _ in range(FAILURES + 3):
+            assert isinstance(one(channel), RetryAt)
+            assert one(channel, a_delivery("bert")) == Sent()
+        assert len(failing.requests) == FAILURES
+        answer = one(channel)
+        assert isinstance(answer, RetryAt)
+        assert 0 < answer.wait_s <= 5
+
+
+def test_connections_are_kept_and_used_again(hook: Receiver, make: Make) -> None:
+    channel = make(hook.url())
+    for _ in range(5):
+        assert one(channel) == Sent()
+    assert hook.connections == 1
+    assert len(hook.requests) == 5
+
+
+def test_a_forked_process_has_connections_of_its_own(hook: Receiver, make: Make) -> None:
+    channel = make(hook.url())
+    assert one(channel) == Sent()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(0 if one(channel, a_delivery("bert")) == Sent() else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert one(channel) == Sent()
+    assert hook.connections == 2
+
+
+def test_several_addresses_of_one_user(hook: Receiver, make: Make) -> None:
+    with receiver() as other:
+        channel = make([hook.url(), other.url(), hook.url()])
+        assert one(channel) == Sent()
+        assert (len(hook.requests), len(other.requests)) == (1, 1)
+        assert hook.requests[0].headers["webhook-id"] == other.requests[0].headers["webhook-id"]
+        other.script = says(410)
+        assert one(channel) == Sent()
+        other.script = says(503, "Retry-After: 9")
+        assert one(channel) == RetryAt(f"127.0.0.1:{other.port} answered 503", 9)
+        hook.script = other.script = says(410)
+        assert isinstance(one(channel), Failed)
+
+
+def test_nothing_is_sent_unsigned(hook: Receiver, make: Make) -> None:
+    for address in (hook.url(), hook.url() + "#top"):
+        answer = one(make(address, webhook_secret=None))
+        assert isinstance(answer, Failed)
+        assert "whsec_" in answer.error or "NOTIFIER_WEBHOOK_SECRET" in answer.error
+    assert hook.connections == 0
+
+
+def test_the_environment_s_proxy_is_not_asked(hook: Receiver, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    assert one(make(hook.url())) == Sent()
