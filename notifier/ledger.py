@@ -29,6 +29,7 @@ SHARDS_A_CALL = 256
 LIFE_S = 600  # a message or row older than this and without entry or mark has ended
 UNLEDGERED_LIFE_S = 86_400
 MARK_MARGIN_S = 60
+ORPHAN_MARK_MS = 604_800_000  # as in lua/ledger.lua: of what a row holds that no ledger calls stale
 DEADLINE_US = 2_000_000  # a grant is good for this long
 T = TypeVar("T")
 Own = Callable[[Notification], tuple[Argument, ...]]  # the fields that a script adds to a class
@@ -80,13 +81,16 @@ class Ledger:
 
     # ---- accept
 
-    def accept(self, notifications: Sequence[Notification]) -> list[Accepted]:
-        """Give each its licence and say where it goes."""
+    def accept(self, notifications: Sequence[Notification], *, in_rows: bool = False) -> list[Accepted]:
+        """Give each its licence and say where it goes.
+
+        `in_rows`: each is in a row already (of the outbox), which its mark must outlive.
+        """
         accepted: list[Accepted] = []
         for chunk in _chunks(notifications):
             items = Items()
             for n in chunk:
-                self._add(items, n, own=self._metered)
+                self._add(items, n, own=self._metered, least_mark_ms=ORPHAN_MARK_MS * in_rows)
             reply = self._run("accept", items, [secrets.token_hex(8), *self._most()])
             accepted += [
                 Accepted(
@@ -327,6 +331,7 @@ class Ledger:
         error: str = "",
         own: Own | None = None,
         extra: Sequence[Argument] = (),
+        least_mark_ms: int = 0,
     ) -> None:
         """One message; `own` gives the fields that the script adds to a class, `extra` those it adds to an item."""
         # One sent by task name has no time of acceptance: as without the ledger, only its mark can tell a late copy.
@@ -338,7 +343,7 @@ class Ledger:
             life_s = UNLEDGERED_LIFE_S if unledgered else LIFE_S
             mark_ms = (UNLEDGERED_LIFE_S + MARK_MARGIN_S) * 1000 if unledgered else self._mark_ms(n)
             shared = ("m", life_s * 1_000_000, _LETTER[n.priority], n.ttl_us or self._default_ttl_us, n.not_before_us,
-                      mark_ms, pack_meta(n, error), n.body, *(own(n) if own else ()))  # fmt: skip
+                      max(mark_ms, least_mark_ms), pack_meta(n, error), n.body, *(own(n) if own else ()))  # fmt: skip
             number = items.learn(alike, shared)
         items.add(n, number, message.accepted_us if message else 0, message.epoch if message else "", extra)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from itertools import islice
@@ -45,12 +45,17 @@ def notify(user_id: object, payload: object, **options: Any) -> str:
     Takes the options of `send_notification.delay`. Returns the notification id.
     Raises InvalidNotification, and NotAccepted when state Redis and broker are both away.
     """
-    try:
-        notification = Notification.create(user_id, payload, **options)
-    except TypeError as error:  # a misspelt option
-        raise TypeError(str(error).replace("Notification.create", "notify")) from None
+    notification = created("notify", user_id, payload, options)
     accept_and_publish(own_app(), [notification])
     return notification.notification_id
+
+
+def created(call: str, user_id: object, payload: object, options: Mapping[str, Any]) -> Notification:
+    """What a call asks for. Raises InvalidNotification; TypeError, which names the call, for an unknown option."""
+    try:
+        return Notification.create(user_id, payload, **options)
+    except TypeError as error:  # a misspelt option
+        raise TypeError(str(error).replace("Notification.create", call)) from None
 
 
 def notify_many(notifications: Iterable[Notification]) -> dict[str, int]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 
 from redis import Redis
 
+from notifier.deadletters.outbox import Outbox
 from notifier.deadletters.replay import Replay
 from notifier.deadletters.store import Store
 from notifier.ledger import Ledger
@@ -49,6 +52,11 @@ class Runtime:
     def store(self) -> Store:
         """Dead letters in PostgreSQL."""
         return Store(self.settings.database_url)
+
+    @cached_property
+    def outbox(self) -> Outbox:
+        """Rows in an application's own transaction."""
+        return Outbox(self.ledger, self.settings.default_ttl)
 
     @cached_property
     def pipeline(self) -> Pipeline:
@@ -110,6 +118,19 @@ def close() -> None:
         if _current is not None and _pid == os.getpid():
             _current.close()
         _current = None
+
+
+@contextmanager
+def standing_in(stand_in: Runtime) -> Iterator[None]:
+    """Within, `get()` returns this one, in every thread of this process."""
+    global _current, _pid
+    with _lock:
+        before, _current, _pid = _current, stand_in, os.getpid()
+    try:
+        yield
+    finally:
+        with _lock:
+            _current = before
 
 
 def _after_fork() -> None:

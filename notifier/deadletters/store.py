@@ -46,6 +46,17 @@ class Counts(NamedTuple):
     parked: int
 
 
+class Ages(NamedTuple):
+    """Rows by state, and seconds: since the oldest that waits was accepted, since the oldest parked one was parked,
+    since the first that nobody has claimed was due."""
+
+    waiting: int
+    parked: int
+    oldest_waiting_s: float
+    oldest_parked_s: float
+    overdue_s: float
+
+
 class Store:
     """All access to `dead_letters`. No connection before the first use; a forked child opens its own.
 
@@ -61,7 +72,7 @@ class Store:
         self._tails: dict[str, int] = {}  # when the last row goes that was placed in a channel's line, us
 
     def insert(self, items: Sequence[Deferred]) -> list[Identity]:
-        """Write deferred notifications, one commit; those already there stay as they are.
+        """Write deferred notifications, one commit; those already there stay as they are, but for rows of the outbox.
 
         Returns the identities that PostgreSQL refuses for what they are, which no repetition would change.
         """
@@ -163,6 +174,10 @@ class Store:
     def counts(self) -> Counts:
         """Rows waiting and parked now."""
         return self.run(lambda c: Counts(*c.execute(queries.COUNTS).one()), scan=True)
+
+    def ages(self) -> Ages:
+        """Rows by state, and their ages by the database's clock; 0 where there is none."""
+        return self.run(lambda c: Ages(*c.execute(queries.AGES).one()), scan=True)
 
     def missing(self, identities: Sequence[Identity]) -> list[Identity]:
         """Those of `identities` that have no row."""
@@ -290,7 +305,16 @@ def _identity(row: dict[str, Any]) -> Identity:
 
 
 def _insert(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    connection.execute(queries.INSERT, {name: [row[name] for row in rows] for name in rows[0]})
+    connection.execute(queries.INSERT, _columns(rows))
+
+
+def insert_values(items: Iterable[Deferred]) -> dict[str, list[Any]]:
+    """What queries.INSERT_NEW takes; at least one item."""
+    return _columns([_values(item) for item in sorted(items, key=lambda item: item.notification.identity)])
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def _changes(state: State, items: Iterable[Kept]) -> dict[str, Any]:

@@ -17,8 +17,12 @@ PUBLIC = [
     "Notification",
     "Settings",
     "Verdict",
+    "anotify",
+    "anotify_many",
     "notify",
     "notify_many",
+    "send_in",
+    "send_many_in",
 ]
 
 
@@ -33,6 +37,17 @@ def test_importing_notifier_loads_no_celery_app_and_no_extra() -> None:
     loaded = fresh("import notifier\nresult = sorted({name.partition('.')[0] for name in sys.modules})")
     assert isinstance(loaded, list) and "notifier" in loaded
     assert not {"tasks", "celery", *EXTRA_OF} & set(loaded)
+
+
+def test_importing_notifier_and_its_pytest_plugin_loads_next_to_nothing() -> None:
+    """Every pytest run of a project loads the plugin, whether it is used or not."""
+    code = """
+import sys, pytest
+before = set(sys.modules)
+import notifier.pytest_plugin
+result = sorted(set(sys.modules) - before)
+"""
+    assert fresh(code) == ["notifier", "notifier.pytest_plugin"]
 
 
 def test_everything_public_can_be_imported_without_an_extra() -> None:
