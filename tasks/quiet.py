@@ -6,6 +6,7 @@ import logging
 import re
 
 from celery.worker.consumer import consumer
+from kombu.transport.virtual.base import W_NO_CONSUMERS
 
 from notifier.wire import PROBE, REPLAY_DEAD_LETTERS, SWEEP_UNSETTLED
 
@@ -54,9 +55,22 @@ class HushRoutine(logging.Filter):
         return logging.getLogger(record.name).isEnabledFor(logging.DEBUG)
 
 
+class CalmGoodbye(logging.Filter):
+    """What the broker handed out while the worker was ending goes back: nothing to warn about."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """False where INFO is not logged."""
+        if record.msg != W_NO_CONSUMERS:
+            return True
+        record.msg = "a message that came while this worker was ending went back to %s, for another one"
+        record.levelno, record.levelname = logging.INFO, "INFO"
+        return logging.getLogger(record.name).isEnabledFor(logging.INFO)
+
+
 def install() -> None:
     """On the loggers concerned; once each."""
     wanted: list[tuple[str, logging.Filter]] = [(name, HideBodies(texts)) for name, texts in SHOWS_BODIES.items()]
+    wanted.append(("kombu.transport.virtual.base", CalmGoodbye()))
     wanted += [(name, HushRoutine()) for name in SAYS_ROUTINE]
     for name, made in wanted:
         logger = logging.getLogger(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 import shutil
 import time
 from pathlib import Path
@@ -23,24 +24,34 @@ LIVE_USER, LIVE_S = "you", 86_400.0  # whose feed the printed link shows, and fo
 
 
 @click.command(
-    epilog=example("notifier up", "NOTIFIER_DATABASE_URL=postgresql://me@db/notifier notifier up --workers 2")
+    epilog=example(
+        "notifier up",
+        "notifier up --fresh",
+        "NOTIFIER_DATABASE_URL=postgresql://me@db/notifier notifier up --workers 2",
+    )
 )
 @click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Celery workers.")
 @click.option("--concurrency", type=click.IntRange(1, 256), default=2, show_default=True, help="Processes of each.")
-def command(workers: int, concurrency: int) -> None:
+@click.option(
+    "--fresh", is_flag=True, help="Delete what earlier runs stored here, PostgreSQL's part too, and begin anew."
+)
+def command(workers: int, concurrency: int, fresh: bool) -> None:
     """Run everything on this machine until Ctrl-C: servers, migrations, workers, beat, the gateway and its live page.
 
     Servers named in the settings (NOTIFIER_REDIS_URL, NOTIFIER_BROKER_URL, NOTIFIER_LIMITER_REDIS_URL,
     NOTIFIER_DATABASE_URL) are used; the others are started here, and keep their data in NOTIFIER_DATA_DIR
-    (.notifier) between runs. Other `notifier` commands in this directory find them by themselves. A process that dies
-    is started again.
+    (.notifier) between runs; root's PostgreSQL keeps it in a system directory, which is printed. Other `notifier`
+    commands in this directory find them by themselves. A process that dies is started again.
     """
     from notifier.lab import runfile
-    from notifier.lab.servers import Servers
+    from notifier.lab.servers import Servers, forget
     from notifier.settings import Settings
 
     with asked_by_signals() as asked, runfile.only_one():
         settings = Settings()
+        if fresh:
+            for place in forget(settings.data_dir.absolute()):
+                _step(f"deleted {place}")
         servers = Servers()
         try:
             _run(settings, servers, workers, concurrency, asked)
@@ -152,7 +163,8 @@ def _tell(settings: Settings, servers: Servers, stack: Stack, took_s: float) -> 
         ("live page", f"{stack.gateway_url}/#token={token}"),
         ("send", f"""notifier send {LIVE_USER} '{{"text": "hello"}}'"""),
         ("watch", f"notifier listen {LIVE_USER}   notifier feed {LIVE_USER}   notifier status"),
-        ("your app", f"finds it through {RUN_ENV} when it runs in {Path.cwd()}"),
+        ("your app", f"finds it when it runs in {Path.cwd()}; elsewhere first:"),
+        ("", f"set -a; . {shlex.quote(str(RUN_ENV.absolute()))}; set +a"),
         *(("data" if place == data[0] else "", f"{place}") for place in data),
         ("logs", f"{(settings.data_dir / 'log').absolute()}"),
     ):

@@ -48,7 +48,7 @@ class Valkey(Server):
         return f"redis://:{self.password}@127.0.0.1:{self.port}/{db}"
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        lock = self._lock()
+        lock = _lock(self.home)
         try:
             return spawn(
                 [_binary(), "-"],
@@ -63,13 +63,10 @@ class Valkey(Server):
         finally:
             os.close(lock)
 
-    def _lock(self) -> int:
-        """Locked for as long as the server, which inherits it, is there: two on one AOF would destroy it."""
-        lock = os.open(self.home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        if not wait_until(lambda: _locked(lock), timeout_s=1.0):
-            os.close(lock)
-            raise Unavailable(f"{self.home} is in use by another Valkey")
-        return lock
+    @staticmethod
+    def check_unused(home: Path) -> None:
+        """Raises Unavailable where a server runs on this data."""
+        os.close(_lock(home))
 
     def _config(self) -> list[str]:
         home = str(self.home).replace("\\", "\\\\").replace('"', '\\"')
@@ -98,6 +95,15 @@ class Valkey(Server):
             return False
         finally:
             client.close()
+
+
+def _lock(home: Path) -> int:
+    """Locked for as long as the server, which inherits it, is there: two on one AOF would destroy it."""
+    lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    if not wait_until(lambda: _locked(lock), timeout_s=1.0):
+        os.close(lock)
+        raise Unavailable(f"{home} is in use by another Valkey")
+    return lock
 
 
 def _locked(lock: int) -> bool:

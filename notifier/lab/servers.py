@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+
+import psutil
 
 from notifier.embedded.postgres import Postgres
 from notifier.embedded.server import Server
@@ -89,3 +92,31 @@ class Servers:
     def places(self) -> list[Path]:
         """Where our data lies."""
         return [server.data if isinstance(server, Postgres) else server.home for server in self.started.values()]
+
+
+def forget(data_dir: Path) -> list[Path]:
+    """Delete what our servers of earlier runs stored there. Returns the places; what is not ours is left alone.
+
+    Raises Unavailable where one of them still runs.
+    """
+    valkeys = [home for home in (data_dir / "state", data_dir / "limiter") if (home / "lock").exists()]
+    for home in valkeys:
+        Valkey.check_unused(home)
+    gone = list(valkeys)
+    home = data_dir / "postgres"
+    data = (home / "data").resolve()  # as root it lies elsewhere
+    if (home / "password").exists() and (data / "PG_VERSION").exists():
+        if _postmaster_runs(data):
+            raise Unavailable(f"{data} is in use by another PostgreSQL")
+        gone += [home] if data.is_relative_to(home.resolve()) else [home, data]
+    for place in gone:
+        shutil.rmtree(place, ignore_errors=True)
+    return gone
+
+
+def _postmaster_runs(data: Path) -> bool:
+    try:
+        pid = int((data / "postmaster.pid").read_text().split("\n", 1)[0])
+    except (OSError, ValueError):
+        return False
+    return psutil.pid_exists(pid) and "postgres" in psutil.Process(pid).name()

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,18 @@ NOTIFIER = [sys.executable, "-P", "-m", "notifier"]
 class Up:
     """One `notifier up` in a directory."""
 
-    def __init__(self, directory: Path, **environment: str) -> None:
+    def __init__(self, directory: Path, options: Sequence[str] = (), **environment: str) -> None:
         self.directory = directory
         self.log = directory / "up.txt"
         self._before = set(descendants())  # the session's servers
         self._environment = os.environ | environment
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                [*NOTIFIER, "up"], cwd=directory, stdout=output, stderr=subprocess.STDOUT, env=self._environment
+                [*NOTIFIER, "up", *options],
+                cwd=directory,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
             )
 
     def ready(self) -> Up:
@@ -131,6 +135,22 @@ def test_one_sends_and_sees_it_a_second_up_is_refused_and_ctrl_c_leaves_nothing_
     again = start()
     assert again.feed("42") == [{"text": "hello"}]
     assert again.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.slow
+def test_fresh_forgets_what_earlier_runs_stored_wherever_it_lies(tmp_path: Path, start: Callable[..., Up]) -> None:
+    up = start()
+    up.run("send", "42", "1")
+    eventually(lambda: up.feed("42") == [1], timeout_s=WAIT_S)
+    data = (tmp_path / ".notifier" / "postgres" / "data").resolve()
+    assert f"{data}" in up.log.read_text() or data.is_relative_to(tmp_path)
+    assert up.end() == 0
+    (tmp_path / ".notifier" / "mine").mkdir()
+    fresh = Up(tmp_path, options=["--fresh"]).ready()
+    assert fresh.feed("42") == []
+    assert fresh.end() == 0
+    assert not data.exists() or data.is_relative_to(tmp_path)
+    assert (tmp_path / ".notifier" / "mine").exists()
 
 
 @pytest.mark.slow
