@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import fcntl
 import os
+import struct
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client import REGISTRY
 from prometheus_client.metrics_core import Metric
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _DEAD = "0"  # no process has this pid
+_here = threading.Lock()  # lockf knows processes, not threads
 
 
 def directory() -> Path | None:
@@ -48,8 +51,8 @@ def collect(place: Path | None = None) -> list[Metric]:
         return list(REGISTRY.collect())
     with _alone(place):
         _tidy(place)
-        collector = MultiProcessCollector(CollectorRegistry(), str(place))  # type: ignore[no-untyped-call]
-        return list(collector.collect())  # type: ignore[no-untyped-call]
+        files = [str(file) for file in place.glob("*.db") if file.stat().st_size]  # empty: it is being made
+        return list(MultiProcessCollector.merge(files))  # type: ignore[no-untyped-call]
 
 
 def grants(place: Path | None = None) -> dict[str, int]:
@@ -63,9 +66,9 @@ def grants(place: Path | None = None) -> dict[str, int]:
 
 @contextmanager
 def _alone(place: Path) -> Iterator[None]:
-    """Nobody reads while files are added up."""
-    with (place / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    """Nobody reads while files are added up. lockf: a flock would pass on to whoever is forked meanwhile, and stay."""
+    with _here, (place / "lock").open("w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -81,12 +84,13 @@ def _tidy(place: Path) -> None:
 
 
 def _add_up(file: Path, total: Path) -> None:
+    values: list[tuple[str, float, float, int]] = []
+    with suppress(struct.error, RuntimeError):  # it was killed while it made the file
+        values = list(MmapedDict.read_all_values_from_file(str(file)))  # type: ignore[no-untyped-call]
     sums = MmapedDict(str(total))  # type: ignore[no-untyped-call]
-    try:
-        for key, value, at, _ in MmapedDict.read_all_values_from_file(str(file)):  # type: ignore[no-untyped-call]
-            sums.write_value(key, sums.read_value(key)[0] + value, at)  # type: ignore[no-untyped-call]
-    finally:
-        sums.close()  # type: ignore[no-untyped-call]
+    for key, value, at, _ in values:
+        sums.write_value(key, sums.read_value(key)[0] + value, at)  # type: ignore[no-untyped-call]
+    sums.close()  # type: ignore[no-untyped-call]
     file.unlink()
 
 

@@ -228,6 +228,10 @@ class Settings(BaseSettings):
     apprise_services: str = Field(
         "", description="Services (URL schemes) that the channel apprise may use, comma-separated; empty: all."
     )
+    metrics_port: Annotated[int, Field(ge=0, le=65_535)] = Field(
+        0, description="Port on which a worker serves /metrics; 0: none. The gateway serves them anyway."
+    )
+    metrics_host: str = Field("127.0.0.1", description="Address for it.")
     live_page: bool = Field(False, description="Serve the live page at / (always on in `up` and `demo`).")
     log_format: Literal["text", "json"] = Field(
         "text", description="Logs of worker, beat, gateway and `up`: text, or one JSON object a line."

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import Any
 
 import billiard.pool
 from celery import signals
 
-from notifier import channels, runtime
+from notifier import channels, metrics_dir, runtime
 from notifier import hooks as event_hooks
 from notifier.errors import SettingsError
 from notifier.redis.scripts import script
@@ -35,13 +36,14 @@ def connect() -> None:
 
 def _declare_queues(instance: Any = None, **_: Any) -> None:
     """Before the worker chooses its queues: without -Q it takes all it knows, ours among them."""
+    from tasks.metrics_server import MetricsServer
     from tasks.watch import ReplayWatch
 
     queues = instance.app.amqp.queues
     for queue in broker.queues(quorum="amqp" in instance.app.connection_for_read().transport_cls):
         if queue.name not in queues:
             queues.add(queue)
-    instance.app.steps["worker"].add(ReplayWatch)
+    instance.app.steps["worker"].update({ReplayWatch, MetricsServer})
 
 
 def _start_as_worker(sender: Any = None, **_: Any) -> None:
@@ -84,6 +86,7 @@ def _warm_up(**_: Any) -> None:
 def _close(**_: Any) -> None:
     """Charge what local buckets lent, while there is time."""
     runtime.close()
+    metrics_dir.forget_process(os.getpid())
 
 
 def _extend_schedule(sender: Any = None, **_: Any) -> None:

@@ -20,6 +20,7 @@ def command(arguments: tuple[str, ...]) -> None:
     Takes all options of `celery worker`. The same as `celery -A tasks worker`, but a tasks.py of your own in the
     working directory does not get in its way.
     """
+    _share_metrics()
     from notifier.cli import away, celery_app  # celery is slow to import
 
     away.say_if_broker_is_away("the worker", arguments)
@@ -27,3 +28,18 @@ def command(arguments: tuple[str, ...]) -> None:
         click.echo(f"{found} is not what runs here: this worker takes Notifier's queues and no others.", err=True)
 
     celery_app.run("worker", ("--loglevel", "INFO", *arguments))
+
+
+def _share_metrics() -> None:
+    """A worker that is to serve /metrics needs a directory in which its pool processes tell it what they counted."""
+    import atexit
+    import os
+    import shutil
+    import tempfile
+
+    from notifier.settings import Settings
+
+    variable = "PROMETHEUS_MULTIPROC_DIR"  # read once, when prometheus_client is imported: so it is not imported here
+    if Settings().metrics_port and variable not in os.environ:
+        os.environ[variable] = tempfile.mkdtemp(prefix="notifier-metrics-")
+        atexit.register(shutil.rmtree, os.environ[variable], ignore_errors=True)

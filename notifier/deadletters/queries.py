@@ -366,10 +366,10 @@ COUNTS: TextClause = text(
 AGES: TextClause = text(
     """
     SELECT count(*) FILTER (WHERE state = 'waiting'), count(*) FILTER (WHERE state = 'parked'),
-        coalesce(extract(epoch FROM now() - min(accepted_at) FILTER (WHERE state = 'waiting'))::float8, 0),
-        coalesce(extract(epoch FROM now() - min(updated_at) FILTER (WHERE state = 'parked'))::float8, 0),
-        greatest(0, extract(epoch FROM
-            now() - min(retry_at) FILTER (WHERE state = 'waiting' AND claimed_until IS NULL))::float8)
+        coalesce(cast(extract(epoch FROM now() - min(accepted_at) FILTER (WHERE state = 'waiting')) AS float8), 0),
+        coalesce(cast(extract(epoch FROM now() - min(updated_at) FILTER (WHERE state = 'parked')) AS float8), 0),
+        cast(greatest(0, extract(epoch FROM
+            now() - min(retry_at) FILTER (WHERE state = 'waiting' AND claimed_until IS NULL))) AS float8)
     FROM dead_letters
     """
 )

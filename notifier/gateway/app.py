@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -18,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from notifier.errors import StateUnavailable
+from notifier.exposition import Exposition
 from notifier.gateway import meters, web
 from notifier.gateway.auth import SUBPROTOCOL, Auth, Refused, Session
 from notifier.gateway.client import GOING_AWAY, POLICY, TOKEN_EXPIRED, Client, Wire
@@ -48,7 +50,7 @@ def create_app(settings: Settings | None = None) -> Starlette:
             Route("/notifier.js", web.script),
             Route("/healthz", web.alive),
             Route("/readyz", gateway.ready),
-            Route("/metrics", web.metrics),
+            Route("/metrics", gateway.metrics),
             Route("/sse", gateway.events),
             WebSocketRoute("/ws", gateway.websocket),
             Route("/ws", web.upgrade_required),
@@ -70,6 +72,7 @@ class Gateway:
         self._settings = settings
         self._auth = Auth.from_settings(settings)
         self._hub = Hub(settings.redis_url, settings.feed_seconds)
+        self._exposition = Exposition(settings, only_named=True)
         self._draining = False
 
     @asynccontextmanager
@@ -82,6 +85,7 @@ class Gateway:
             listening.cancel()
             with suppress(asyncio.CancelledError):
                 await listening
+            self._exposition.close()
 
     async def drain(self, longest_s: float) -> None:
         """Ask every client to come back, to another process; not all in the same moment."""
@@ -101,6 +105,11 @@ class Gateway:
         except StateUnavailable as error:
             return JSONResponse({"status": "unavailable", "reason": str(error)}, 503)
         return JSONResponse({"status": "ready"})
+
+    async def metrics(self, _request: Request) -> Response:
+        """Prometheus: what the processes of this host count, and how the installation stands."""
+        text = await asyncio.to_thread(generate_latest, self._exposition.registry)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     async def websocket(self, websocket: WebSocket) -> None:
         """A user's feed: `hello` first, then frames, from `?last_id=` on."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.multiprocess import MultiProcessCollector
 from redis import Redis
 from redis.exceptions import RedisError
 
-from notifier import runtime
+from notifier import metrics_dir, runtime
 from notifier.errors import NotifierError, Unavailable
 from notifier.redis import keys
 from notifier.redis.client import connect
@@ -36,7 +33,13 @@ class Sampler:
 
     def sample(self, user_ids: Sequence[str]) -> dict[str, Any]:
         """Everything, as the page gets it; the buckets of the users named."""
-        found: dict[str, Any] = {"type": "sample", "grants": grants(), "buckets": {}, "servers": {}, "lab": {}}
+        found: dict[str, Any] = {
+            "type": "sample",
+            "grants": metrics_dir.grants(),
+            "buckets": {},
+            "servers": {},
+            "lab": {},
+        }
         servers = found["servers"]
         try:
             counts = self._runtime.ledger.counts()._asdict()
@@ -83,18 +86,3 @@ class Sampler:
             return {"tokens": burst, "burst": burst}
         ahead_us = max(0.0, numbers[0] - seconds * 1_000_000 - micros)
         return {"tokens": round(burst - ahead_us / emission_us, 2), "burst": burst}
-
-
-def grants() -> dict[str, int]:
-    """Grants so far by source, of all processes that share PROMETHEUS_MULTIPROC_DIR."""
-    registry = REGISTRY
-    if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-    return {
-        sample.labels["source"]: int(sample.value)
-        for metric in registry.collect()
-        if metric.name == "notifier_grants"
-        for sample in metric.samples
-        if sample.name == "notifier_grants_total"
-    }

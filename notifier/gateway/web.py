@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
-from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
@@ -70,15 +67,6 @@ async def upgrade_required(_request: Request) -> Response:
     text = "this is a websocket: connect with ws:// or wss://, or read /sse as an event stream"
     headers = {"upgrade": "websocket", "connection": "Upgrade"}
     return JSONResponse({"error": "upgrade_required", "message": text}, 426, headers)
-
-
-async def metrics(_request: Request) -> Response:
-    """Prometheus; of all processes that share PROMETHEUS_MULTIPROC_DIR, where it is set."""
-    registry = REGISTRY
-    if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
 def refusal(error: Refused) -> Response:

@@ -16,7 +16,7 @@ from typing import Any
 import celery.app.amqp  # noqa: F401  the producer imports these at its first call: 0.2 s that would count as latency
 import kombu.transport.redis  # noqa: F401
 
-from notifier import producer, runtime
+from notifier import metrics_dir, producer, runtime
 from notifier.deadletters.migrate import upgrade
 from notifier.embedded.server import Server
 from notifier.gateway.auth import token_for
@@ -228,7 +228,7 @@ class Demo:
             waiting=counts.waiting,
             quiet_p50_ms=account.percentile(quiet_ms, 0.5),
             quiet_p99_ms=account.percentile(quiet_ms, 0.99),
-            grants=stores.grants(self._metrics_dir),
+            grants=metrics_dir.grants(self._metrics_dir),
         )
 
     def _counts(self) -> Counts:
@@ -269,7 +269,7 @@ class Demo:
             noisy_delivered=len(of_user.get(NOISY, [])),
             noisy_deferred=stores.shard_count(parts.client, NOISY, "deferrals"),
             replayed=counts.replayed,
-            grants=stores.grants(self._metrics_dir),
+            grants=metrics_dir.grants(self._metrics_dir),
         )
 
 

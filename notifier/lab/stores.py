@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from redis import Redis
@@ -59,17 +58,3 @@ def shard_count(client: Redis, user_id: str, name: str) -> int:
     """One of the counts of a user's shard."""
     value: Any = client.hget(f"{keys.prefix_of(user_id)}counts", name)
     return int(value or 0)
-
-
-def grants(metrics_dir: Path) -> dict[str, int]:
-    """Grants by source over all processes that write their metrics there, living and dead."""
-    from prometheus_client import CollectorRegistry
-    from prometheus_client.multiprocess import MultiProcessCollector
-
-    found = {"local": 0, "shared": 0, "grace": 0}
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry, str(metrics_dir))  # type: ignore[no-untyped-call]
-    for family in registry.collect():
-        if family.name == "notifier_grants":
-            found |= {s.labels["source"]: int(s.value) for s in family.samples if s.name.endswith("_total")}
-    return found

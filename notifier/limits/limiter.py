@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -97,7 +97,7 @@ class Limiter:
         self._publishing = threading.Lock()
         self._poll_due = 0.0
         self._fallback: deque[Identity] = deque(maxlen=MAX_FALLBACK)
-        self._published = dict.fromkeys(("local", "shared", "grace"), 0)
+        self._published: Counter[str] = Counter()
 
     # -- deciding
 
@@ -198,7 +198,7 @@ class Limiter:
 
     def _tend(self) -> float:
         """Charge, probe, poll. Returns the seconds until it should be called again."""
-        self._publish()
+        self._publish_rest()
         core, now = self._core, self._clock()
         if self._breaker.down:
             self._probe()
@@ -266,6 +266,21 @@ class Limiter:
                     self._published[source] = granted
                     metrics.GRANTS.labels(source).inc(count)
 
+    def _publish_rest(self) -> None:
+        """What nobody waits for: denials, loans, and whether it is in touch with Redis."""
+        core = self._core
+        self._publish()
+        with self._publishing:
+            for level, denied in {**core.denied, "cached": core.cached}.items():
+                if count := denied - self._published[f"denied {level}"]:
+                    self._published[f"denied {level}"] = denied
+                    metrics.DENIALS.labels(level).inc(count)
+            metrics.LOANS.set(core.debts())
+            in_grace = self._clock() < core.grace_until
+            now = "in_touch" if not self._breaker.down else "grace" if in_grace else "cut_off"
+            for state in ("in_touch", "grace", "cut_off"):
+                metrics.LIMITERS.labels(state).set(state == now)
+
     def _fail(self, error: Exception) -> None:
         if not self._breaker.down:
             metrics.DEGRADED.labels("limiter_redis").inc()  # the breaker warns
@@ -316,7 +331,7 @@ class Limiter:
     def close(self) -> None:
         """Charge what is open, end the thread, close the connections."""
         self.flush()
-        self._publish()
+        self._publish_rest()
         self._keeper.stop()
         self._routes.close()
 

@@ -1,0 +1,92 @@
+"""What dead processes counted still counts, without their files; what they measured is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from notifier import metrics_dir
+
+COUNT = """
+import sys
+from notifier import metrics, tally
+metrics.GRANTS.labels("local").inc(3)
+metrics.LOANS.set(2)
+metrics.LATENCY.labels("websocket", "message").observe(0.03)
+print("counted", flush=True)
+sys.stdin.read()
+"""
+
+
+class Counting:
+    """A process that has counted, and lives until it is told to end."""
+
+    def __init__(self, place: Path) -> None:
+        environment = {**os.environ, metrics_dir.VARIABLE: str(place)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", COUNT], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def counted(self) -> Counting:
+        """Wait until it has."""
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "counted\n"
+        return self
+
+    def kill(self) -> None:
+        """kill -9: nothing of it can tidy up."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[int], list[Counting]]]:
+    """A factory of processes that share the directory `tmp_path / "metrics"`, which is not there yet."""
+    started: list[Counting] = []
+
+    def some(how_many: int) -> list[Counting]:
+        started.extend(Counting(tmp_path / "metrics") for _ in range(how_many))
+        return [counting.counted() for counting in started]
+
+    yield some
+    for counting in started:
+        counting.kill()
+
+
+def values(place: Path) -> dict[str, float]:
+    """The samples that COUNT is about."""
+    wanted = {"notifier_grants_total", "notifier_loans_open", "notifier_delivery_seconds_count"}
+    return {s.name: s.value for metric in metrics_dir.collect(place) for s in metric.samples if s.name in wanted}
+
+
+def test_the_counts_of_killed_processes_stay_and_their_files_go(
+    start: Callable[[int], list[Counting]], tmp_path: Path
+) -> None:
+    place = tmp_path / "metrics"
+    first, second, living = start(3)
+    everything = {"notifier_grants_total": 9, "notifier_loans_open": 6, "notifier_delivery_seconds_count": 3}
+    assert values(place) == everything
+    first.kill()
+    second.kill()
+    assert values(place) == everything | {"notifier_loans_open": 2}
+    pids = {file.stem.rpartition("_")[2] for file in place.glob("*.db")}
+    assert pids == {"0", str(living.process.pid)}
+    living.kill()
+    assert values(place) == {name: count for name, count in everything.items() if name != "notifier_loans_open"}
+    assert metrics_dir.grants(place) == {"local": 9, "shared": 0, "grace": 0}
+
+
+def test_a_file_that_a_killed_process_has_not_finished_harms_nothing(
+    start: Callable[[int], list[Counting]], tmp_path: Path
+) -> None:
+    place = tmp_path / "metrics"
+    start(1)[0].kill()
+    (place / "counter_4194305.db").touch()  # beyond the greatest pid
+    assert values(place)["notifier_grants_total"] == 3
+    assert not (place / "counter_4194305.db").exists()
