@@ -1,8 +1,8 @@
 """notify and notify_many for asyncio. The event loop never waits for a server: one thread does.
 
-Calls that come while the thread is busy are taken together next time, in one round trip. So there is one thread however
-many calls there are, and while servers are silent a call ends after two bounds of notify at most: the one that the
-thread was at, and its own.
+Calls that come while the thread is busy are taken together next time, in one round trip: there is one thread however
+many calls there are. Where servers are silent, what was waiting when a batch began fails with it; so a call ends after
+two bounds of notify at most: of the batch that the thread was at when it came, and of the next one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from notifier import producer
 from notifier.errors import NotAccepted
@@ -55,52 +55,57 @@ def in_sender(work: Callable[[], object]) -> None:
     _sender(os.getpid()).run(work)
 
 
+class _Call(NamedTuple):
+    notifications: list[Notification]
+    future: Future[list[producer.Sending]]
+
+
 class Sender:
     """One thread that accepts what was handed to it, up to a hundred notifications at a time."""
 
     def __init__(self, accept: Callable[[Sequence[Notification]], list[producer.Sending]]) -> None:
         self._accept = accept
-        self._calls: deque[tuple[list[Notification], Future[list[producer.Sending]]]] = deque()
+        self._calls: deque[_Call] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="notifier-sender")
 
     def send(self, notifications: list[Notification]) -> Future[list[producer.Sending]]:
         """What became of them, in their order. Cancelled before the thread takes it, nothing of it is sent."""
-        future: Future[list[producer.Sending]] = Future()
-        self._calls.append((notifications, future))
+        call = _Call(notifications, Future())
+        self._calls.append(call)
         self._thread.submit(self._work)
-        return future
+        return call.future
 
     def run(self, work: Callable[[], object]) -> None:
         """Something else that the thread is to do."""
         self._thread.submit(work)
 
     def _work(self) -> None:
-        calls: list[tuple[list[Notification], Future[list[producer.Sending]]]] = []
+        batch: list[_Call] = []
         size = 0
-        while self._calls and (not calls or size + len(self._calls[0][0]) <= CHUNK):
-            notifications, future = self._calls.popleft()
-            if future.set_running_or_notify_cancel():
-                calls.append((notifications, future))
-                size += len(notifications)
-        if not calls:
+        while self._calls and (not batch or size + len(self._calls[0].notifications) <= CHUNK):
+            batch += self._take(1)
+            size = sum(len(call.notifications) for call in batch)
+        if not batch:
             return
+        waiting = len(self._calls)
         try:
-            sendings = iter(self._accept([n for notifications, _ in calls for n in notifications]))
+            sendings = iter(self._accept([n for call in batch for n in call.notifications]))
+        except NotAccepted as error:
+            for call in batch + self._take(waiting):
+                own = producer.not_accepted(call.notifications)
+                own.__cause__ = error.__cause__
+                call.future.set_exception(own)
         except BaseException as error:
-            for notifications, future in calls:
-                future.set_exception(_of_this_call(error, notifications))
-            return
-        for notifications, future in calls:
-            future.set_result(list(islice(sendings, len(notifications))))
+            for call in batch:
+                call.future.set_exception(error)
+        else:
+            for call in batch:
+                call.future.set_result(list(islice(sendings, len(call.notifications))))
 
-
-def _of_this_call(error: BaseException, notifications: Sequence[Notification]) -> BaseException:
-    """What failed for all of them together, said of one call."""
-    if not isinstance(error, NotAccepted):
-        return error
-    own = NotAccepted(notifications[0].notification_id, [n.user_id for n in notifications])
-    own.__cause__ = error.__cause__
-    return own
+    def _take(self, number: int) -> list[_Call]:
+        """The next so many, without those that were cancelled. Nobody but the thread takes any."""
+        taken = [self._calls.popleft() for _ in range(number)]
+        return [call for call in taken if call.future.set_running_or_notify_cancel()]
 
 
 def _accept(notifications: Sequence[Notification]) -> list[producer.Sending]:

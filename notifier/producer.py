@@ -96,7 +96,7 @@ def accept_and_publish(app: Celery, notifications: Sequence[Notification]) -> li
             try:
                 sent += _without_ledger(app, ledger, chunk, error)
             except _publish_errors(app) as failure:
-                raise _not_accepted(notifications[start:]) from failure
+                raise not_accepted(notifications[start:]) from failure
             continue
         if dropped := sum(a.status == "dropped" for a in accepted):
             metrics.degraded("max_waiting", f"{dropped} notifications dropped: too many wait")
@@ -140,7 +140,8 @@ def _without_ledger(
     return [Sending(n.notification_id, n.user_id, "published") for n in chunk]
 
 
-def _not_accepted(notifications: Sequence[Notification]) -> NotAccepted:
+def not_accepted(notifications: Sequence[Notification]) -> NotAccepted:
+    """The error that names these."""
     ids = [n.notification_id for n in notifications]
     return NotAccepted(ids[0] if len(set(ids)) == 1 else "", [n.user_id for n in notifications], ids)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import ctypes
+import json
 import sys
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
+from redis import Redis
 
 from notifier.embedded.process import free_port
+from notifier.embedded.valkey import Valkey
 
-__all__ = ["adopt_orphans", "command_line", "descendants", "eventually", "free_port"]
+__all__ = ["adopt_orphans", "command_line", "descendants", "eventually", "free_port", "published"]
 
 T = TypeVar("T")
 _PR_SET_CHILD_SUBREAPER = 36
@@ -36,6 +40,14 @@ def eventually(predicate: Callable[[], T], *, timeout_s: float = 20.0, interval_
         if time.monotonic() > deadline_s:
             raise failure or AssertionError(f"not true within {timeout_s} s; the last value was {value!r}")
         time.sleep(interval_s)
+
+
+def published(server: Valkey) -> list[str]:
+    """The notification ids in the normal queue of a test's broker, oldest first."""
+    with Redis.from_url(server.url(1)) as client:
+        messages: Any = client.lrange("notifier.normal", 0, -1)
+    kwargs = [json.loads(base64.b64decode(json.loads(raw)["body"]))[1] for raw in reversed(messages)]
+    return [message["notification_id"] for message in kwargs]
 
 
 def adopt_orphans() -> None:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
-from redis import Redis
 from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
@@ -28,7 +24,7 @@ from notifier.redis.keys import PREFIX
 from notifier.settings import Settings
 from notifier.wire import Message
 from tests.deadletters import Bench, MakeBench
-from tests.support import eventually, free_port
+from tests.support import eventually, free_port, published
 
 GRACE_S = 60.0
 
@@ -68,13 +64,6 @@ def sessions(use: object, postgres_url: str) -> Iterator[sessionmaker[Session]]:
 def bench(make_bench: MakeBench, sessions: object) -> Bench:
     """What beat would do."""
     return make_bench(user_limit="off")
-
-
-def published(server: Valkey) -> list[str]:
-    """The notification ids in the normal queue, oldest first."""
-    with Redis.from_url(server.url(1)) as client:
-        messages: Any = client.lrange("notifier.normal", 0, -1)
-    return [json.loads(base64.b64decode(json.loads(raw)["body"]))[1]["notification_id"] for raw in reversed(messages)]
 
 
 def rows(bench: Bench) -> list[str]:
