@@ -20,6 +20,7 @@ from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from typing import NamedTuple, Protocol
 
+from notifier import metrics
 from notifier.errors import ExtraMissing, NotifierError, SettingsError
 from notifier.notification import Notification
 
@@ -85,6 +86,14 @@ class Channel(Protocol):
 @cache
 def get(name: str) -> Channel:
     """The channel of that name. Raises SettingsError if it is not installed, cannot be made or is no channel."""
+    try:
+        return _made(name)
+    except SettingsError as error:
+        metrics.degraded("channel", error)
+        raise
+
+
+def _made(name: str) -> Channel:
     try:
         if name in _BUILT_IN:
             return _checked(name, resolve_name(_BUILT_IN[name])())

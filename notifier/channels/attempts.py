@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-from notifier import metrics
+from notifier import logs, metrics
 from notifier.channels import Channel, Delivery, Outcome, RetryAt
 from notifier.channels.breaker import breakers
 from notifier.notification import MAX_SPAN_S
@@ -38,7 +38,10 @@ def _called(channel: Channel, deliveries: Sequence[Delivery]) -> list[Outcome]:
     try:
         outcomes = list(channel.deliver(deliveries))
     except Exception as error:  # a plugin's; its text may hold what it was given, so only its type is kept
-        metrics.degraded(f"channel_{channel.name}", type(error).__name__)
+        about = (
+            logs.of(deliveries[0].notification.identity) if len(deliveries) == 1 else {"recipients": len(deliveries)}
+        )
+        metrics.degraded(f"channel_{channel.name}", type(error).__name__, about=about)
         return [RetryAt(type(error).__name__) for _ in deliveries]
     if len(outcomes) != len(deliveries):
         problem = f"channel {channel.name} gave {len(outcomes)} outcomes for {len(deliveries)}"

@@ -12,7 +12,8 @@ _NAT64 = ip_network("64:ff9b::/96")
 _REFUSED = [
     ip_network(text)
     for text in (
-        "168.63.129.16/32",  # Azure's metadata and DNS server; those of other clouds are link-local or private
+        "168.63.129.16/32",  # Azure's metadata and DNS server; of other clouds they are link-local or private
+        "192.0.0.0/24",  # protocol assignments, Oracle Cloud's metadata among them; Python before 3.12.4 knows a part
         "192.88.99.0/24",  # 6to4 relays
         "2001::/23",  # Teredo, ORCHID, benchmarking
         "2002::/16",  # 6to4: an IPv4 address of any kind lies within

@@ -11,9 +11,11 @@ import asyncio
 import base64
 import logging
 import socket
+import ssl
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cached_property
 from typing import NamedTuple
 
 import httpcore
@@ -101,26 +103,34 @@ class _Guard(httpcore.AsyncNetworkBackend):
 
 
 class Outbound:
-    """A pool of connections. Made and used within one event loop."""
+    """Connections, kept for the next request. Made and used within one event loop."""
 
     def __init__(self, allowed: Sequence[Network], timeout_s: float) -> None:
         logging.getLogger("httpcore").setLevel(logging.INFO)  # for debugging it quotes what the other side says
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(LOOKUPS, "notifier-lookup"))
-        self._timeout_s = timeout_s
-        self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=httpx.create_ssl_context(),  # SSL_CERT_FILE and SSL_CERT_DIR count
-            max_connections=CONCURRENT,
-            keepalive_expiry=IDLE_S,
-            network_backend=_Guard(allowed),
+        self._allowed, self._timeout_s = allowed, timeout_s
+
+    @cached_property
+    def _plain(self) -> httpcore.AsyncConnectionPool:
+        return self._pool(None)
+
+    @cached_property
+    def _tls(self) -> httpcore.AsyncConnectionPool:
+        return self._pool(httpx.create_ssl_context())  # 0.1 s; SSL_CERT_FILE and SSL_CERT_DIR count
+
+    def _pool(self, context: ssl.SSLContext | None) -> httpcore.AsyncConnectionPool:
+        return httpcore.AsyncConnectionPool(
+            context, max_connections=CONCURRENT, keepalive_expiry=IDLE_S, network_backend=_Guard(self._allowed)
         )
 
     async def post(
         self, target: Target, headers: Sequence[tuple[str, str]], body: bytes
     ) -> tuple[int, list[tuple[bytes, bytes]]]:
         """Status and headers of the answer. Raises Refused, TimeoutError, or what httpcore raises."""
+        pool = self._tls if target.url.scheme == b"https" else self._plain
         async with (
             asyncio.timeout(self._timeout_s) as deadline,
-            self._pool.stream(
+            pool.stream(
                 "POST",
                 target.url,
                 headers=[*target.headers, *headers, ("Content-Length", str(len(body)))],
