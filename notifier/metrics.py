@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from notifier import metrics_dir
+from notifier import logs, metrics_dir
 
 metrics_dir.prepare()
 
@@ -49,12 +50,17 @@ _QUIET_S = 10.0
 _last: dict[str, float] = {}
 
 
-def degraded(what: str, detail: object, *, clock: Callable[[], float] = time.monotonic) -> bool:
-    """Count a fallback and warn about it, at most once in ten seconds each. True where it warned."""
+def degraded(
+    what: str, detail: object, *, about: Mapping[str, Any] | None = None, clock: Callable[[], float] = time.monotonic
+) -> bool:
+    """Count a fallback and warn about it, at most once in ten seconds each. True where it warned.
+
+    `about`: whom the line is about, see logs.of.
+    """
     DEGRADED.labels(what).inc()
     now_s = clock()
     if now_s - _last.get(what, -_QUIET_S) < _QUIET_S:
         return False
     _last[what] = now_s
-    log.warning("degraded: %s: %s", what, detail)
+    logs.say(log, logging.WARNING, f"degraded: {what}: {detail}", about or {}, what=what)
     return True

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
-from notifier import channels, hooks, metrics
+from notifier import channels, hooks, logs, metrics
 from notifier.licence import End
 from notifier.notification import Notification
 
@@ -28,6 +29,8 @@ REASONS = frozenset(
 )
 OTHER = "other"
 
+log = logging.getLogger(__name__)
+
 
 class Item(Protocol):
     """A message or a row; `accepted_us` is 0 where it is not known."""
@@ -47,6 +50,8 @@ def of_reply(script: str, items: Sequence[Item], extras: Sequence[Any], reply: S
         counts[channel, what, reason] += 1
         if what == End.DELIVERED and (accepted_us := items[place].accepted_us):
             _latency(channel, via).observe(max(0.0, (now_us - accepted_us) / 1e6))
+        elif what == End.PARKED:
+            logs.say(log, logging.INFO, f"parked ({reason})", logs.of(items[place].notification.identity))
     for (channel, what, reason), count in counts.items():
         if what == "deferred":
             _deferred(channel, reason).inc(count)

@@ -12,7 +12,7 @@ from celery import Task
 from celery.exceptions import Reject, WorkerShutdown, WorkerTerminate
 from celery.result import AsyncResult
 
-from notifier import metrics, producer, runtime
+from notifier import logs, metrics, producer, runtime
 from notifier.errors import InvalidNotification, NotAccepted
 from notifier.notification import Notification, new_id
 from notifier.wire import Message
@@ -88,8 +88,10 @@ class NotificationTask(Task):
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             # Nobody can deliver it as it is. If the ledger holds it, the sweep sends it again, maybe to a newer worker.
             problem = error if isinstance(error, InvalidNotification) else type(error).__name__
-            metrics.degraded("unreadable_message", f"{self.name}[{self.request.id}] cannot be read: {problem}")
+            about = {"notification_id": self.request.id, "task": self.name}
+            metrics.degraded("unreadable_message", f"a message cannot be read: {problem}", about=about)
             return
+        self.request.about = _about(messages)  # for Celery's own lines on this message, see quiet.Identify
         self._handle(messages, one_by_one=redelivered)
 
     def _handle(self, messages: Sequence[Message], *, one_by_one: bool) -> None:
@@ -104,10 +106,21 @@ class NotificationTask(Task):
                 failed = error
         if failed is None:
             return
-        if metrics.degraded("requeued", f"{self.name} went back to the broker: {type(failed).__name__}"):
-            log.error("%s[%s] failed and was requeued", self.name, self.request.id, exc_info=failed)
+        about = _about(messages)
+        if metrics.degraded("requeued", f"{self.name} went back to the broker: {type(failed).__name__}", about=about):
+            logs.say(log, logging.ERROR, f"{self.name} failed and was requeued\n{logs.trace(failed)}", about)
         time.sleep(REQUEUE_PAUSE_S)  # what failed for want of a server must not spin
         raise Reject(type(failed).__name__, requeue=True)
+
+
+def _about(messages: Sequence[Message]) -> Mapping[str, Any]:
+    """Whom a line about these is about: recipients of one message have all but the user in common."""
+    if not messages:
+        return {}
+    about = logs.of(messages[0].identity)
+    if len(messages) == 1:
+        return about
+    return {name: about[name] for name in ("channel", "notification_id")} | {"recipients": len(messages)}
 
 
 def _users_of(slices: Iterator[list[Notification]]) -> Iterator[str]:

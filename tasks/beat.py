@@ -9,7 +9,7 @@ from typing import Any
 from celery import Task, shared_task
 
 from notifier import canary as canaries
-from notifier import metrics, producer, runtime
+from notifier import logs, metrics, producer, runtime
 from notifier.errors import DatabaseUnavailable, Unavailable
 from notifier.notification import Priority
 from notifier.redis.keys import PREFIX
@@ -44,7 +44,7 @@ class ControlTask(Task):
             metrics.degraded(self.name, error)
         except Exception as error:
             if metrics.degraded(self.name, type(error).__name__):
-                log.exception("%s failed", self.name)
+                log.error("%s failed\n%s", self.name, logs.trace(error))
 
 
 @shared_task(name=REPLAY_DEAD_LETTERS, base=ControlTask, bind=True)

@@ -8,8 +8,9 @@ from typing import Any
 
 import billiard.pool
 from celery import signals
+from celery.utils.log import ColorFormatter, get_multiprocessing_logger
 
-from notifier import channels, metrics_dir, runtime
+from notifier import channels, logs, metrics_dir, runtime
 from notifier import hooks as event_hooks
 from notifier.errors import SettingsError
 from notifier.redis.scripts import script
@@ -32,6 +33,8 @@ def connect() -> None:
     signals.worker_process_shutdown.connect(_close)
     signals.worker_shutdown.connect(_close)
     signals.beat_init.connect(_extend_schedule)
+    signals.after_setup_logger.connect(_format_logs)
+    signals.after_setup_task_logger.connect(_format_logs)
 
 
 def _declare_queues(instance: Any = None, **_: Any) -> None:
@@ -44,6 +47,15 @@ def _declare_queues(instance: Any = None, **_: Any) -> None:
         if queue.name not in queues:
             queues.add(queue)
     instance.app.steps["worker"].update({ReplayWatch, MetricsServer})
+
+
+def _format_logs(logger: Any = None, **_: Any) -> None:
+    """Only who asks for JSON gets it, and only on handlers that Celery made just now: others are somebody's own."""
+    if Settings().log_format != "json":
+        return
+    for handler in (*logger.handlers, *get_multiprocessing_logger().handlers):
+        if isinstance(handler.formatter, ColorFormatter):
+            handler.setFormatter(logs.JsonFormatter())
 
 
 def _start_as_worker(sender: Any = None, **_: Any) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
+from itertools import pairwise
 
+from celery import current_task
 from celery.worker.consumer import consumer
 from kombu.transport.virtual.base import W_NO_CONSUMERS
 
-from notifier.wire import PROBE, REPLAY_DEAD_LETTERS, SWEEP_UNSETTLED
+from notifier import logs
+from notifier.wire import PROBE, REPLAY_DEAD_LETTERS, SEND_NOTIFICATION, SEND_NOTIFICATIONS, SWEEP_UNSETTLED
 
 # The texts that show bodies or headers, by their beginnings and loggers.
 SHOWS_BODIES = {
@@ -25,6 +29,7 @@ SHOWS_BODIES = {
 # Several a second, and nothing in them: sent, received, succeeded; expired, where a worker was busy.
 ROUTINE = frozenset((PROBE, REPLAY_DEAD_LETTERS, SWEEP_UNSETTLED))
 SAYS_ROUTINE = ("celery.worker.strategy", "celery.worker.request", "celery.app.trace", "celery.beat")
+NOTIFICATIONS = frozenset((SEND_NOTIFICATION, SEND_NOTIFICATIONS))
 _NAME = re.compile(r"[\w.:/+-]{0,200}", re.ASCII)
 _HIDDEN = "[not logged: it may be a notification]"
 
@@ -67,11 +72,36 @@ class CalmGoodbye(logging.Filter):
         return logging.getLogger(record.name).isEnabledFor(logging.INFO)
 
 
+class Identify(logging.Filter):
+    """Adds to what Celery says of a message of ours whom it is about, as far as that is known. Drops no record."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Always true."""
+        name, task_id = _task_of(record.args)
+        if name not in NOTIFICATIONS:
+            return True
+        record.task, record.task_id, record.notification_id = name, task_id, task_id
+        about = current_task.request.get("about") if current_task and current_task.request.id == task_id else None
+        if about:
+            tail = logs.tail_of(about)
+            vars(record).update(about, tail=tail)
+            record.msg = f"{record.msg}{tail.replace('%', '%%')}"
+        return True
+
+
+def _task_of(said: object) -> tuple[object, object]:
+    """Name and id of the task that a record is about: they stand in a mapping, or side by side."""
+    if isinstance(said, Mapping):
+        return said.get("name"), said.get("id")
+    values = said if isinstance(said, tuple) else ()
+    return next((pair for pair in pairwise(values) if pair[0] in NOTIFICATIONS), (None, None))
+
+
 def install() -> None:
     """On the loggers concerned; once each."""
     wanted: list[tuple[str, logging.Filter]] = [(name, HideBodies(texts)) for name, texts in SHOWS_BODIES.items()]
     wanted.append(("kombu.transport.virtual.base", CalmGoodbye()))
-    wanted += [(name, HushRoutine()) for name in SAYS_ROUTINE]
+    wanted += [(name, made()) for name in SAYS_ROUTINE for made in (HushRoutine, Identify)]
     for name, made in wanted:
         logger = logging.getLogger(name)
         if not any(type(there) is type(made) for there in logger.filters):

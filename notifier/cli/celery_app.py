@@ -12,6 +12,7 @@ from typing import Any
 
 import notifier
 from notifier.errors import NotifierError
+from notifier.settings import Settings
 
 _HOME = Path(notifier.__file__).resolve().parent.parent
 
@@ -40,7 +41,9 @@ def run(subcommand: str, arguments: tuple[str, ...]) -> None:
     Celery looks for `tasks` under that name in sys.modules first, so its children and its own -A find ours too.
     """
     app = load()
-    sys.exit(app.start([subcommand, *arguments]))
+    # Celery's banner is no JSON
+    quiet = ["--quiet"] if Settings().log_format == "json" else []
+    sys.exit(app.start([*quiet, subcommand, *arguments]))
 
 
 def _ours() -> ModuleType:

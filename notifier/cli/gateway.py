@@ -7,6 +7,7 @@ import logging
 
 import click
 
+from notifier import logs
 from notifier.cli.output import example
 from notifier.cli.signals import ended_by_signals
 from notifier.errors import NotifierError
@@ -23,8 +24,8 @@ def command(host: str | None, port: int | None) -> None:
     from notifier.gateway.server import allow_many_connections, listen, server
     from notifier.settings import Settings
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     settings = Settings()
+    logs.setup(settings.log_format)
     gateway = server(settings)
     address = settings.gateway_host if host is None else host, settings.gateway_port if port is None else port
     try:
