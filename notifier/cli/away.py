@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import click
 from redis.exceptions import RedisError
@@ -81,3 +81,24 @@ def say_if_broker_is_away(what: str, arguments: Sequence[str]) -> None:
         reach_broker(Settings().broker_url)
     except Unavailable as error:
         click.echo(f"{error}; {what} keeps trying; {way_out('broker')}", err=True)
+
+
+def check_named(settings: Settings) -> None:
+    """For those who start what is not named. Raises Unavailable for a server that is named and away.
+
+    A shell may still hold what an earlier run wrote into its run.env.
+    """
+    from notifier.deadletters.migrate import current
+
+    checks: dict[str, tuple[str, Callable[[], object]]] = {
+        "broker": ("broker_url", lambda: reach_broker(settings.broker_url)),
+        "state": ("redis_url", lambda: reach_redis("state Redis", settings.redis_url)),
+        "limiter": ("limiter_redis_url", lambda: reach_redis("limiter Redis", settings.limiter_url)),
+        "database": ("database_url", lambda: current(settings.database_url)),
+    }
+    for server, (field, check) in checks.items():
+        if field in settings.model_fields_set:
+            try:
+                check()
+            except Unavailable as error:
+                raise Unavailable(f"{error}; {VARIABLE[server]} names it: unset it to have one started here") from None

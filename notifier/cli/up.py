@@ -43,12 +43,14 @@ def command(workers: int, concurrency: int, fresh: bool) -> None:
     (.notifier) between runs; root's PostgreSQL keeps it in a system directory, which is printed. Other `notifier`
     commands in this directory find them by themselves. A process that dies is started again.
     """
+    from notifier.cli.away import check_named
     from notifier.lab import runfile
     from notifier.lab.servers import Servers, forget
     from notifier.settings import Settings
 
     with asked_by_signals() as asked, runfile.only_one():
         settings = Settings()
+        check_named(settings)
         if fresh:
             for place in forget(settings.data_dir.absolute()):
                 _step(f"deleted {place}")

@@ -19,7 +19,7 @@ import pytest
 
 from notifier.embedded.process import signal_tree
 from notifier.settings import Settings
-from tests.support import command_line, descendants, eventually
+from tests.support import command_line, descendants, eventually, free_port
 
 WAIT_S = 60.0  # whole processes start meanwhile, on a machine that may be busy
 NOTIFIER = [sys.executable, "-P", "-m", "notifier"]
@@ -135,6 +135,16 @@ def test_one_sends_and_sees_it_a_second_up_is_refused_and_ctrl_c_leaves_nothing_
     again = start()
     assert again.feed("42") == [{"text": "hello"}]
     assert again.end(signal.SIGTERM) == 0
+
+
+def test_a_server_that_is_named_and_away_is_said_at_once_with_the_way_out(tmp_path: Path) -> None:
+    """A shell that still holds the run.env of a run that has ended."""
+    nobody = f"127.0.0.1:{free_port()}"
+    for name, url in (("REDIS", f"redis://:hunter2@{nobody}/0"), ("DATABASE", f"postgresql://u:hunter2@{nobody}/x")):
+        up = Up(tmp_path, **{f"NOTIFIER_{name}_URL": url})
+        assert up.process.wait(WAIT_S) == 1
+        assert f"NOTIFIER_{name}_URL names it: unset it" in up.log.read_text()
+        assert "hunter2" not in up.log.read_text()
 
 
 @pytest.mark.slow
