@@ -96,7 +96,9 @@ def accept_and_publish(app: Celery, notifications: Sequence[Notification]) -> li
             try:
                 sent += _without_ledger(app, ledger, chunk, error)
             except _publish_errors(app) as failure:
-                raise not_accepted(notifications[start:]) from failure
+                _say_not_published(app, failure)
+                failure.__cause__ = failure.__context__ = None  # pages of kombu's insides, which say no more
+                raise not_accepted(notifications[start:]) from failure.with_traceback(None)
             continue
         if dropped := sum(a.status == "dropped" for a in accepted):
             metrics.degraded("max_waiting", f"{dropped} notifications dropped: too many wait")
@@ -123,7 +125,11 @@ def publish_accepted(app: Celery, queued: Sequence[tuple[Priority, Message]]) ->
     try:
         publish(app, queued)
     except _publish_errors(app) as error:
-        metrics.degraded("publish", f"the broker at {_place(app)} cannot be used ({type(error).__name__})")
+        _say_not_published(app, error)
+
+
+def _say_not_published(app: Celery, error: BaseException) -> None:
+    metrics.degraded("publish", f"the broker at {_place(app)} cannot be used ({type(error).__name__})")
 
 
 def _without_ledger(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -45,6 +46,22 @@ def test_what_could_not_be_published_names_where_it_was_to_go(
     assert [sending.status for sending in producer.accept_and_publish(app, [note()])] == ["queued"]
     assert f"the broker at {nobody} cannot be used" in caplog.text
     assert "hunter2" not in caplog.text
+
+
+def test_where_neither_takes_it_both_are_named_and_the_error_is_short(
+    use: Use, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, broker = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    app = use(redis_url=f"redis://:hunter2@{state}/0", broker_url=f"redis://:hunter2@{broker}/0")
+    monkeypatch.setattr(metrics, "_last", {})
+    with pytest.raises(NotAccepted) as caught:
+        producer.accept_and_publish(app, [note()])
+    assert f"state Redis at {state}" in caplog.text
+    assert f"the broker at {broker}" in caplog.text
+    assert "refused" in str(caught.value.__cause__)
+    told = "".join(traceback.format_exception(caught.value))
+    assert told.count("Traceback") == 1
+    assert "hunter2" not in told + caplog.text
 
 
 def note(user: str = "anna", **options: object) -> Notification:
