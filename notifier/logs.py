@@ -93,6 +93,13 @@ def setup(log_format: Format, *, stream: TextIO | None = None) -> None:
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of every plugin
+
+
+def is_json() -> bool:
+    """Whether this process logs JSON only."""
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
 
 
 def _short(value: Any) -> Any:

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import notifier
+from notifier import logs
 from notifier.errors import NotifierError
 from notifier.settings import Settings
 
@@ -41,9 +42,11 @@ def run(subcommand: str, arguments: tuple[str, ...]) -> None:
     Celery looks for `tasks` under that name in sys.modules first, so its children and its own -A find ours too.
     """
     app = load()
-    # Celery's banner is no JSON
-    quiet = ["--quiet"] if Settings().log_format == "json" else []
-    sys.exit(app.start([*quiet, subcommand, *arguments]))
+    before: list[str] = []
+    if Settings().log_format == "json":
+        logs.setup("json")  # until Celery's own logging begins: it warns of root before that
+        before = ["--quiet"]  # its banner is no JSON
+    sys.exit(app.start([*before, subcommand, *arguments]))
 
 
 def _ours() -> ModuleType:

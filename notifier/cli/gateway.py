@@ -33,6 +33,6 @@ def command(host: str | None, port: int | None) -> None:
     except OSError as error:
         raise NotifierError(f"cannot listen on {address[0]} port {address[1]}: {error.strerror}") from None
     allow_many_connections()
-    logging.info("the gateway listens on %s port %d", *listener.getsockname()[:2])
+    logging.getLogger("notifier.gateway").info("the gateway listens on %s port %d", *listener.getsockname()[:2])
     with ended_by_signals(), contextlib.suppress(KeyboardInterrupt):
         gateway.run([listener])  # drains, and then raises the signal that ended it once more

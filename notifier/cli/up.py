@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import shlex
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from notifier import logs
 from notifier.cli.output import example
 from notifier.cli.signals import Asked, asked_by_signals, undisturbed
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from notifier.lab.stack import Stack
     from notifier.settings import Settings
 
+_log = logging.getLogger("notifier.up")
 TEND_S = 0.2
 LIVE_USER, LIVE_S = "you", 86_400.0  # whose feed the printed link shows, and for how long
 
@@ -50,6 +54,8 @@ def command(workers: int, concurrency: int, fresh: bool) -> None:
 
     with asked_by_signals() as asked, runfile.only_one():
         settings = Settings()
+        if settings.log_format == "json":
+            logs.setup("json", stream=sys.stdout)
         check_named(settings)
         if fresh:
             for place in forget(settings.data_dir.absolute()):
@@ -62,7 +68,7 @@ def command(workers: int, concurrency: int, fresh: bool) -> None:
         finally:
             with undisturbed():
                 servers.stop()
-    click.echo("stopped; nothing is left running")
+    _say("stopped; nothing is left running")
 
 
 def _run(settings: Settings, servers: Servers, workers: int, concurrency: int, asked: Asked) -> None:
@@ -106,12 +112,20 @@ def _run(settings: Settings, servers: Servers, workers: int, concurrency: int, a
             time.sleep(TEND_S)
     finally:
         with undisturbed():
-            click.echo("\nstopping")
+            _say("stopping", before="\n")
             stack.stop()
 
 
 def _step(text: str) -> None:
-    click.echo(f"  {text}")
+    _say(text, before="  ")
+
+
+def _say(text: str, before: str = "") -> None:
+    """To a person, or as a line of the log where that is JSON."""
+    if logs.is_json():
+        _log.info(text)
+    else:
+        click.echo(before + text)
 
 
 def _with_secret(settings: Settings) -> Settings:
@@ -156,6 +170,9 @@ def _tell(settings: Settings, servers: Servers, stack: Stack, took_s: float) -> 
     from notifier.gateway.auth import token_for
     from notifier.settings import RUN_ENV
 
+    if logs.is_json():  # without the link: a log is no place for a token
+        _log.info("ready after %.1f s; the gateway is at %s", took_s, stack.gateway_url)
+        return
     token = token_for(settings, LIVE_USER, LIVE_S, live=True)  # in the fragment: browsers send that to no server
 
     data = [settings.data_dir.absolute()] if servers.started else []
