@@ -23,7 +23,7 @@ from notifier.runtime import Runtime
 from notifier.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
-CHANGED = {"replay": "are due now", "park": "parked", "drop": "dropped"}
+CHANGED = {"replay": "due now", "park": "parked", "drop": "dropped"}
 LEFT = "a replay has them just now, or this command is not for them"
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _AGE = re.compile(r"(\d{1,9})([smhdw])")
@@ -128,7 +128,7 @@ def _changes(command: Callable[..., Done]) -> Callable[..., None]:
             emit_json({"changed": done.changed, "skipped": done.skipped, **_forecast(summary, parts.settings)})
         else:
             left = f"; {done.skipped:,} left as they are: {LEFT}" if done.skipped else ""
-            click.echo(f"{done.changed:,} dead letters {CHANGED[command.__name__]}{left}.")
+            click.echo(f"{_letters(done.changed)} {CHANGED[command.__name__]}{left}.")
 
     for option in (
         click.option("--all", "everything", is_flag=True, help="Without any filter: all of them."),
@@ -167,7 +167,7 @@ def list_rows(which: Filter, limit: int, as_json: bool) -> None:
         for line in aligned(HEADERS, map(_cells, rows)):
             click.echo(line)
     hidden = f", {total - len(rows):,} of them not shown (--limit)" if total > len(rows) else ""
-    click.echo(f"{total:,} dead letters{hidden}; {deferred:,} more on their way into the table.")
+    click.echo(f"{_letters(total)}{hidden}; {deferred:,} more on their way into the table.")
 
 
 @command.command(
@@ -247,6 +247,10 @@ def _cells(row: Row) -> tuple[str, ...]:
         str(row.attempts),
         row.last_error,
     )
+
+
+def _letters(number: int) -> str:
+    return f"{number:,} dead letter{'' if number == 1 else 's'}"
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def test_what_is_due_first_comes_first_and_no_id_is_wrapped(run: Any, make_bench
     assert [row["notification_id"] for row in shown] == [ids[2], ids[0]]
 
 
-@pytest.mark.parametrize(("command", "word"), [("replay", "are due now"), ("park", "parked"), ("drop", "dropped")])
+@pytest.mark.parametrize(("command", "word"), [("replay", "due now"), ("park", "parked"), ("drop", "dropped")])
 def test_what_was_done_is_said(run: Any, make_bench: MakeBench, command: str, word: str) -> None:
     bench = make_bench()
     bench.deny("anna", 2, wait_s=60)
@@ -85,7 +85,7 @@ def test_everything_is_touched_only_with_all(run: Any, make_bench: MakeBench, co
 def test_what_was_sent_again_is_replayed(run: Any, make_bench: MakeBench) -> None:
     bench = make_bench(user_limit="off")
     bench.deny("anna", 2, wait_s=600)
-    assert "2 dead letters are due now." in run("dead-letters", "replay", "--since", "1h").output
+    assert "2 dead letters due now." in run("dead-letters", "replay", "--since", "1h").output
     bench.replay.run()
     assert len(bench.feed("anna")) == 2
 
