@@ -31,6 +31,9 @@ class Accepted(NamedTuple):
     epoch: str
 
 
+TRIES = 3  # how often a grant that grew stale is asked for again
+
+
 class Grant(NamedTuple):
     """Leave to deliver. `deadline_us` in state Redis time, 0: none; `interval_us` lies between two grants of a user."""
 

@@ -18,15 +18,13 @@ from notifier.channels.attempts import attempt, backoff_s
 from notifier.channels.breaker import breakers
 from notifier.errors import SettingsError, StateUnavailable, Unavailable
 from notifier.ledger import Ledger
-from notifier.licence import Deferred, Denial, End, Grant
+from notifier.licence import TRIES, Deferred, Denial, End, Grant
 from notifier.limits.limiter import Limiter, Request, Verdict
 from notifier.notification import Identity
 from notifier.settings import Settings
 from notifier.wire import Message
 
-TRIES = 3  # how often a grant that grew stale is asked for again
 NEAR_END_US = 5_000_000  # closer to its expiry than this, a message is looked up before it may take a token
-REASONS = {"user": "rate_limited", "channel": "rate_limited", "quota": "quota", "unavailable": "limiter_unavailable"}
 
 
 class Rows(Protocol):
@@ -120,8 +118,7 @@ class Pipeline:
         self._ledger.deny(messages, [Denial(0, self._interval_us(m), "order") for m in messages])
 
     def _interval_us(self, message: Message) -> int:
-        limit = self._settings.user_limit_of(message.notification.channel)
-        return 0 if limit.off else limit.emission_us
+        return self._settings.interval_us_of(_channel(message))
 
     # ---- denials
 
@@ -137,14 +134,7 @@ class Pipeline:
             left = [(m, v) for m, v in left if v.level == "unavailable"]
         if not left:
             return
-        denials = [
-            Denial(
-                wait_us=max(1, math.ceil(v.retry_after * 1e6)),
-                interval_us=int(v.interval_s * 1e6) or self._interval_us(m),
-                reason=REASONS.get(v.level or "user", "rate_limited"),
-            )
-            for m, v in left
-        ]
+        denials = [v.denial(self._interval_us(m)) for m, v in left]
         replies = self._ledger.deny([m for m, _ in left], denials)
         self._limiter.fall_back([m.identity for m, v in left if v.level == "unavailable"])
         if dropped := sum(reply.code == End.DROPPED for reply in replies):

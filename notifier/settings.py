@@ -264,6 +264,10 @@ class Settings(BaseSettings):
         """The user limit of a channel."""
         return self._of(channel, "user_limit", self.user_limit)
 
+    def interval_us_of(self, channel: str) -> int:
+        """Between two grants of a user on a channel, in microseconds; 0 without a limit."""
+        return self.user_limit_of(channel).emission_us
+
     def channel_limit_of(self, channel: str) -> Limit:
         """The limit of a whole channel."""
         return self._of(channel, "channel_limit", self.channel_limit)

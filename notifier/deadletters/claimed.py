@@ -19,7 +19,7 @@ from notifier.deadletters.digest import Folded, object_of, together
 from notifier.deadletters.line import Pace
 from notifier.deadletters.schema import Kept, Reason, Row
 from notifier.errors import SettingsError
-from notifier.licence import Denial, End, Grant, RowReply
+from notifier.licence import TRIES, Denial, End, Grant, RowReply
 from notifier.limits.verdict import Request, Verdict
 from notifier.notification import Identity, Priority
 from notifier.settings import Settings
@@ -34,14 +34,6 @@ CHUNK = 100
 CALLS_S = 1.0  # slow channels are called for this long from the first call on, then whatever is left is due as before
 MARGIN_S = 5.0  # a claim outlives the call of a channel by this
 Unit = list[Row]  # what goes out for one token: a row, or the members of a digest
-TRIES = 3  # how often a grant that grew stale is asked for again
-REASONS = {
-    "user": Reason.RATE_LIMITED,
-    "channel": Reason.RATE_LIMITED,
-    "quota": Reason.QUOTA,
-    "order": Reason.ORDER,
-    "unavailable": Reason.LIMITER_UNAVAILABLE,
-}
 
 
 class Claimed:
@@ -118,13 +110,12 @@ class Claimed:
             self._settle(row, reply)
 
     def _denial(self, row: Row, verdict: Verdict) -> Denial:
-        wait_us = max(1, math.ceil(verdict.retry_after * 1e6))
-        interval_us = int(verdict.interval_s * 1e6) or self._interval_us(row)
+        denial = verdict.denial(self._interval_us(row))
         if verdict.level == "channel":  # one queue over all users: a slot among the user's own rows would say nothing
-            wait_us += self._in_line[row.channel] * interval_us
+            place = self._in_line[row.channel]
             self._in_line[row.channel] += 1
-            interval_us = 0
-        return Denial(wait_us, interval_us, REASONS.get(verdict.level or "user", Reason.RATE_LIMITED))
+            return denial._replace(wait_us=denial.wait_us + place * denial.interval_us, interval_us=0)
+        return denial
 
     def _pace(self, row: Row, verdict: Verdict, denial: Denial) -> None:
         """What else is due of this user, or of this whole channel, would be denied too."""
@@ -138,8 +129,7 @@ class Claimed:
             self.paces.setdefault((row.user_id, row.channel), first)
 
     def _interval_us(self, row: Row) -> int:
-        limit = self._settings.user_limit_of(row.channel)
-        return 0 if limit.off else limit.emission_us
+        return self._settings.interval_us_of(row.channel)
 
     # ---- feeds
 

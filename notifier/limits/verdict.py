@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
+
+from notifier.licence import Denial
+
+_REASONS = {"quota": "quota", "unavailable": "limiter_unavailable"}
 
 
 class Request(NamedTuple):
@@ -29,3 +34,11 @@ class Verdict(NamedTuple):
     source: str
     granted_at_us: int = 0
     interval_s: float = 0.0
+
+    def denial(self, interval_us: int) -> Denial:
+        """As the ledger takes it; `interval_us` between two grants of the user, where the verdict does not say."""
+        return Denial(
+            wait_us=max(1, math.ceil(self.retry_after * 1e6)),
+            interval_us=int(self.interval_s * 1e6) or interval_us,
+            reason=_REASONS.get(self.level or "user", "rate_limited"),
+        )
