@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 from celery import Celery
 from pydantic import SecretStr
 
+import notifier
 from notifier.doctor import surroundings
 from notifier.doctor.celery_app import celery_app
 from notifier.doctor.clocks import Offset, judge, measured
@@ -172,3 +174,15 @@ def test_an_error_of_somebody_elses_is_one_line_without_a_password() -> None:
     assert (
         words(OSError("cannot reach redis://:hunter2@host/0\nand more")) == "OSError: cannot reach redis://:***@host/0"
     )
+
+
+def test_every_check_is_in_the_docs() -> None:
+    root = Path(notifier.__file__).parents[1]
+    sources = [*(root / "notifier" / "doctor").glob("*.py"), root / "notifier" / "cli" / "doctor.py"]
+    groups = r"\{role\.name\}|\{prefix\}|settings|tasks|packages|broker|database|replay|workers|app|gateway"
+    literal = re.compile(rf'"({groups})\.([a-z_]+)"')
+    names = {found for source in sources for found in literal.findall(source.read_text())}
+    assert len(names) > 25
+    text = (root / "docs" / "doctor.md").read_text()
+    for group, name in names:
+        assert f"`{group.replace('{prefix}', 'app')}.{name}`" in text or f"`.{name}`" in text, (group, name)
