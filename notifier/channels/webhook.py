@@ -141,11 +141,12 @@ class _Parts:
 def frame(delivery: Delivery) -> bytes:
     """The body: one JSON object, the same at every attempt."""
     n = delivery.notification
+    accepted_us = delivery.accepted_us or delivery.granted_us  # 0: sent by task name, accepted just now
     fields = {
         "notification_id": json_string(n.notification_id),
         "user_id": json_string(n.user_id),
         "category": json_string(n.category),
-        "accepted_at": f"{delivery.accepted_us // 1_000_000}.{delivery.accepted_us % 1_000_000:06d}",
+        "accepted_at": f"{accepted_us // 1_000_000}.{accepted_us % 1_000_000:06d}",
         "payload": n.body,
     }
     if delivery.digest:

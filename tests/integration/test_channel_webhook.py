@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -287,6 +288,41 @@ def test_nobody_there_and_no_such_name_are_tried_again(make: Make) -> None:
     answer = one(make("http://nowhere.invalid/"))
     assert answer == RetryAt("nowhere.invalid: its name could not be looked up")
     assert isinstance(one(make(f"http://{'a' * 64}.example/")), (RetryAt, Failed))
+
+
+def test_a_resolver_that_hangs_costs_no_more_than_the_deadline_and_others_nothing(
+    hook: Receiver, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, over = socket.getaddrinfo, threading.Event()
+
+    def hanging(host: str, *args: object, **kwargs: object) -> object:
+        if host.endswith(".example.test"):
+            over.wait(60)
+            raise socket.gaierror(socket.EAI_AGAIN, "Try again")
+        return real(host, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", hanging)
+    addresses = [f"http://h{n}.example.test/" for n in range(15)] + [hook.url()] * 5
+    channel = make(lambda user, _channel: addresses[int(user)], webhook_timeout=0.5)
+    outcomes = channel.deliver([a_delivery(str(n)) for n in range(20)])
+    over.set()
+    assert outcomes[0] == RetryAt("h0.example.test did not answer within 0.5 s")
+    assert {type(outcome) for outcome in outcomes[:15]} == {RetryAt}
+    assert outcomes[15:] == [Sent()] * 5
+
+
+def test_international_names_go_out_in_ascii(hook: Receiver, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def lookup(host: str, port: int, *args: object, **kwargs: object) -> object:
+        asked.append(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    assert one(make(f"http://b\u00fccher.example:{hook.port}/\u00fc")) == Sent()
+    assert asked == ["xn--bcher-kva.example"]
+    assert hook.requests[0].line == "POST /%C3%BC HTTP/1.1"
+    assert hook.requests[0].headers["host"] == f"xn--bcher-kva.example:{hook.port}"
 
 
 def test_slow_hosts_hold_up_no_others_and_the_batch_ends(hook: Receiver, make: Make) -> None:
