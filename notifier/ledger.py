@@ -126,14 +126,6 @@ class Ledger:
 
     # ---- rows
 
-    def deliver_rows(self, rows: Sequence[HeldRow], grants: Sequence[Grant]) -> list[RowReply]:
-        """Rows to feeds, each for its own grant."""
-        return self.deliver_digests([[row] for row in rows], grants)
-
-    def deliver_digest(self, rows: Sequence[HeldRow], grant: Grant) -> list[RowReply]:
-        """One digest, see deliver_digests."""
-        return self.deliver_digests([rows], [grant])
-
     def deliver_digests(
         self, groups: Sequence[Sequence[HeldRow]], grants: Sequence[Grant], folded: Sequence[Sequence[str]] = ()
     ) -> list[RowReply]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
@@ -13,7 +13,7 @@ from redis import Redis
 from notifier.embedded.valkey import Valkey
 from notifier.errors import StateUnavailable
 from notifier.ledger import Ledger
-from notifier.licence import Deferred, Denial, End, Grant
+from notifier.licence import Deferred, Denial, End, Grant, RowReply
 from notifier.notification import Identity, Notification, Priority
 from notifier.redis.keys import done_key, prefix_of, user_key
 from notifier.redis.state import connect_state
@@ -67,6 +67,10 @@ def to_rows(ledger: Ledger) -> list[Row]:
     ledger.settle_deferred([item.notification.identity for item in items])
     items.sort(key=lambda item: item.seq)
     return [Row(item.notification, item.accepted_us, item.epoch, item.expires_us) for item in items]
+
+
+def deliver_rows(ledger: Ledger, rows: Sequence[Row]) -> list[RowReply]:
+    return ledger.deliver_digests([[row] for row in rows], [NOW] * len(rows))
 
 
 def feed(client: Redis, user: str = "anna") -> list[dict[str, object]]:
@@ -202,8 +206,8 @@ def test_order_by_seq_what_comes_after_a_denied_one_waits(ledger: Ledger, client
     critical = accept(ledger, note(priority="critical"))
     assert ledger.deliver([critical], [NOW])[0].code == "delivered"
     rows = to_rows(ledger)
-    assert [reply.action for reply in ledger.deliver_rows(rows[1:], [NOW] * 2)] == ["keep", "keep"]
-    assert [reply.action for reply in ledger.deliver_rows(rows, [NOW] * 3)] == ["ended"] * 3
+    assert [reply.action for reply in deliver_rows(ledger, rows[1:])] == ["keep", "keep"]
+    assert [reply.action for reply in deliver_rows(ledger, rows)] == ["ended"] * 3
     assert [frame["seq"] for frame in feed(client)] == [4, 1, 2, 3]
     assert ledger.accept([note()])[0].status == "queued"  # `waiting` has emptied
     balanced(ledger)
@@ -260,7 +264,7 @@ def test_expired_is_never_delivered(ledger: Ledger, client: Redis, how: str) -> 
         assert ledger.begin([message])[0].code == "expired"
     else:
         row = Row(n, message.accepted_us, message.epoch, message.accepted_us + 1_000)
-        assert ledger.deliver_rows([row], [NOW])[0].action == "ended"
+        assert deliver_rows(ledger, [row])[0].action == "ended"
     assert not feed(client)
     assert ledger.counts().expired == 1
     balanced(ledger)
@@ -272,11 +276,11 @@ def test_poison_parks_at_the_fifth_start(ledger: Ledger) -> None:
     (item,) = ledger.peek_deferred(10)
     assert (item.parked, item.reason, item.starts) == (True, "poison", 5)
     (row,) = to_rows(ledger)
-    assert ledger.deliver_rows([row], [NOW])[0].action == "parked"  # skip_parked: it keeps its licence
+    assert deliver_rows(ledger, [row])[0].action == "parked"  # skip_parked: it keeps its licence
     assert ledger.counts().parked == 1
     balanced(ledger)
     assert ledger.unpark([row.notification.identity]) == [True]
-    assert ledger.deliver_rows([row], [NOW])[0].action == "ended"
+    assert deliver_rows(ledger, [row])[0].action == "ended"
     balanced(ledger)
 
 
@@ -284,10 +288,10 @@ def test_stale_row_of_the_same_epoch_has_ended(ledger: Ledger, client: Redis) ->
     n = note()
     message = denied(ledger, n)
     (row,) = to_rows(ledger)
-    assert ledger.deliver_rows([row], [NOW])[0].action == "ended"
+    assert deliver_rows(ledger, [row])[0].action == "ended"
     age(client, n)
     old = replace(row, accepted_us=message.accepted_us - 601_000_000)
-    assert ledger.deliver_rows([old], [NOW])[0].action == "ended"
+    assert deliver_rows(ledger, [old])[0].action == "ended"
     assert len(feed(client)) == 1
 
 
@@ -297,7 +301,7 @@ def test_epoch_a_row_that_outlived_its_redis_is_accepted_again(ledger: Ledger, c
     client.flushall()
     accept(ledger, note())  # a new epoch
     old = replace(row, accepted_us=row.accepted_us - 601_000_000)
-    assert ledger.deliver_rows([old], [NOW])[0].action == "ended"
+    assert deliver_rows(ledger, [old])[0].action == "ended"
     assert len(feed(client)) == 1
     balanced(ledger)
 
@@ -329,7 +333,7 @@ def test_row_written_by_a_worker_takes_the_licence_from_the_queue(ledger: Ledger
     assert ledger.deny_rows([row], [RATE_LIMITED])[0].action == "keep"
     assert ledger.deliver([message], [NOW])[0].code == "gone"
     assert not client.exists(prefix_of("anna") + "queued:n")
-    assert ledger.deliver_rows([row], [NOW])[0].action == "ended"
+    assert deliver_rows(ledger, [row])[0].action == "ended"
     balanced(ledger)
 
 
@@ -341,13 +345,13 @@ def test_carrier_the_newest_live_member_carries_the_digest(ledger: Ledger, clien
     ledger.deny(messages, [RATE_LIMITED] * 4)
     rows = to_rows(ledger)
     assert ledger.cancel(rows[3].notification.identity)
-    assert [r.action for r in ledger.deliver_digest(rows, NOW)] == ["ended"] * 4
+    assert [r.action for r in ledger.deliver_digests([rows], [NOW])] == ["ended"] * 4
     (frame,) = feed(client)
     assert frame["payload"] == "like-2"
     digest = frame["digest"]
     assert isinstance(digest, dict)
     assert (digest["count"], digest["ids"]) == (3, ids[:3])
-    assert [r.action for r in ledger.deliver_digest(rows, NOW)] == ["ended"] * 4  # again: nothing twice
+    assert [r.action for r in ledger.deliver_digests([rows], [NOW])] == ["ended"] * 4  # again: nothing twice
     assert len(feed(client)) == 1
     counts = ledger.counts()
     assert (counts.delivered, counts.digested, counts.dropped) == (1, 2, 1)
