@@ -9,6 +9,7 @@ import pytest
 
 from notifier.channels import Delivery, RetryAt, Sent
 from notifier.channels.attempts import attempt, backoff_s
+from notifier.channels.breaker import FAILURES, Breakers, breakers
 from notifier.notification import MAX_SPAN_S, Notification
 
 
@@ -16,6 +17,7 @@ class Odd:
     """Gives what it was told to give."""
 
     lease_s = 15.0
+    has_own_breakers = False
 
     def __init__(self, name: str, answer: Any) -> None:
         self.name, self._answer = name, answer
@@ -29,6 +31,24 @@ def test_an_answer_that_is_none_is_tried_again(answer: Any) -> None:
     deliveries = [Delivery(Notification("anna", "1", f"n{k}"), 0, 0, 1) for k in range(2)]
     outcomes = attempt(Odd(f"odd-{answer!r}", answer), deliveries)
     assert [type(outcome) for outcome in outcomes] == [RetryAt, RetryAt]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_channel_with_breakers_of_its_own_is_called_however_often_it_fails(own: bool) -> None:
+    channel = Odd(f"fails-{own}", [RetryAt("503")])
+    channel.has_own_breakers = own
+    for _ in range(FAILURES):
+        attempt(channel, [Delivery(Notification("anna", "1", "n"), 0, 0, 1)])
+    assert (breakers.wait_s(channel.name) == 0) == own
+
+
+def test_breakers_remember_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notifier.channels.breaker.REMEMBERED", 3)
+    many = Breakers(lambda: 0.0)
+    for name in ("a", "b", "c", "a", "d"):
+        for _ in range(FAILURES):
+            many.record(name, [RetryAt("503")])
+    assert [name for name in "abcd" if many.wait_s(name)] == ["a", "c", "d"]  # b failed longest ago
 
 
 @pytest.mark.parametrize(("asked_s", "kept_s"), [(math.inf, 0), (math.nan, 0), (-5, 0), (30, 30), (1e18, MAX_SPAN_S)])
