@@ -38,7 +38,7 @@ LIMITERS = Gauge(
 )
 BREAKERS = Gauge(
     "notifier_channel_breakers_open",
-    "Processes that do not call a channel now.",
+    "Breakers open now: other sides of a channel that are not called, each in one process.",
     ["channel"],
     multiprocess_mode="livesum",
 )

@@ -28,8 +28,9 @@ NO_ANSWER = f"no answer within {TIMEOUT_S:g} s"
 
 
 class Books(NamedTuple):
-    """What state Redis knows. None: not for an hour or longer."""
+    """What state Redis knew at `at_s` (time.monotonic). None: not for an hour or longer."""
 
+    at_s: float
     counts: Counts
     queue_age_s: dict[str, float | None]  # how long the last probe took through each queue
     replayed_s_ago: float | None  # since the last replay
@@ -46,7 +47,8 @@ class Survey(NamedTuple):
 class Surveyor:
     """Asks the servers of `settings`, with connections of its own. Nothing is connected before the first look."""
 
-    def __init__(self, settings: Settings, servers: tuple[str, ...] = SERVERS) -> None:
+    def __init__(self, settings: Settings, servers: tuple[str, ...] = SERVERS, *, fresh_s: float = FRESH_S) -> None:
+        """`fresh_s`: for so long an answer counts at least."""
         self._runtime = Runtime(settings)
         self._runtime.ledger, self._runtime.store, self._runtime.sweep  # noqa: B018  made here, not by two threads
         self._limiter = connect(settings.limiter_url, TIMEOUT_S)
@@ -56,9 +58,9 @@ class Surveyor:
             "database": self._runtime.store.fingerprint,
             "broker": lambda: reach_broker(settings.broker_url),
         }
-        self._servers = {name: _Question(questions[name]) for name in servers}
-        self._books = _Question(self._ask_books)
-        self._rows = _Question(self._runtime.store.ages) if "database" in servers else None
+        self._servers = {name: _Question(questions[name], fresh_s) for name in servers}
+        self._books = _Question(self._ask_books, fresh_s)
+        self._rows = _Question(self._runtime.store.ages, fresh_s) if "database" in servers else None
 
     def look(self) -> Survey:
         """Ends within about TIMEOUT_S. Raises nothing because a server is away. Safe between threads."""
@@ -86,14 +88,14 @@ class Surveyor:
         ages = runtime.sweep.queue_ages_s()
         replayed_us: Any = runtime.client.get(f"{PREFIX}replayed")
         since_s = None if replayed_us is None else max(0.0, (runtime.ledger.now_us() - int(replayed_us)) / 1e6)
-        return Books(counts, {str(queue): age_s for queue, age_s in ages.items()}, since_s)
+        return Books(time.monotonic(), counts, {str(queue): age_s for queue, age_s in ages.items()}, since_s)
 
 
 class _Question:
     """One that is asked again and again, never twice at once."""
 
-    def __init__(self, question: Callable[[], Any]) -> None:
-        self._question = question
+    def __init__(self, question: Callable[[], Any], fresh_s: float) -> None:
+        self._question, self._fresh_s = question, fresh_s
         self._lock = threading.Lock()
         self._answered = threading.Event()
         self._asking = False
@@ -127,7 +129,7 @@ class _Question:
             self.answer = None
             self._problem = str(error) if isinstance(error, NotifierError) else type(error).__name__
         now_s = time.monotonic()
-        self._due_s = now_s + max(FRESH_S, 10 * (now_s - began_s) if self._problem == OK else 0)
+        self._due_s = now_s + max(self._fresh_s, 10 * (now_s - began_s) if self._problem == OK else 0)
         with self._lock:
             self._asking = False
             self._answered.set()

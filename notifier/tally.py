@@ -101,3 +101,9 @@ def _known(channel: str) -> str:
 
 def _reason(reason: str) -> str:
     return reason if not reason or reason in REASONS else OTHER
+
+
+for _why in ("rate_limited", "max_waiting", "row_refused", "reconciled", "retired"):
+    metrics.ENDED.labels(
+        channels.WEBSOCKET, str(End.DROPPED), _why
+    )  # there from the start: what begins at 1 has not grown, to Prometheus

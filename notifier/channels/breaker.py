@@ -11,6 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from prometheus_client import Gauge
+
+from notifier import metrics
 from notifier.channels import Outcome, RetryAt
 
 log = logging.getLogger(__name__)
@@ -44,7 +47,7 @@ class Breakers:
             if not outcomes or not all(isinstance(outcome, RetryAt) for outcome in outcomes):
                 if failures >= FAILURES:
                     log.warning("channel %s is back", channel)
-                self._states.pop(channel, None)
+                self._forget(channel)
                 return
             failures += 1
             open_until_s = 0.0
@@ -52,10 +55,21 @@ class Breakers:
                 open_s = min(LONGEST_OPEN_S, FIRST_OPEN_S * 2.0 ** min(failures - FAILURES, 10))
                 open_until_s = self._clock() + open_s
                 log.warning("channel %s failed %d times in a row: not tried for %.0f s", channel, failures, open_s)
-            self._states.pop(channel, None)  # to the end: the first is what failed longest ago
+            self._forget(channel)  # to the end: the first is what failed longest ago
             self._states[channel] = _State(failures, open_until_s)
+            if open_until_s:
+                _meter(channel).inc()
             while len(self._states) > REMEMBERED:
-                del self._states[next(iter(self._states))]
+                self._forget(next(iter(self._states)))
+
+    def _forget(self, channel: str) -> None:
+        if self._states.pop(channel, _State()).open_until_s:
+            _meter(channel).dec()
+
+
+def _meter(channel: str) -> Gauge:
+    """Of all hosts of a channel: "webhook to example.com" counts as webhook."""
+    return metrics.BREAKERS.labels(channel.partition(" ")[0])
 
 
 breakers = Breakers()

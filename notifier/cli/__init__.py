@@ -23,6 +23,7 @@ COMMANDS = {
     "feed": "Print a user's recent notifications.",
     "status": "Show what is on its way, what waits, and what is degraded.",
     "doctor": "Say what is wrong here, why it matters, and how to mend it.",
+    "top": "Show how things go, live.",
     "why": "Tell the story of one notification.",
     "config": "List every setting: value, default, where it comes from.",
     "migrate": "Bring the database's schema up to date.",

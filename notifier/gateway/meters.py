@@ -10,3 +10,6 @@ READ = Counter("notifier_gateway_reads", "Pages of feeds read, for history, resu
 GAPS = Counter("notifier_gateway_gaps", "Times a client had missed what its feed no longer keeps.")
 CLOSED = Counter("notifier_gateway_closed", "Connections ended by the gateway, by close code.", ["code"])
 REFUSED = Counter("notifier_gateway_refused", "Connections not let in.", ["kind"])
+
+for _transport in ("websocket", "sse"):  # also a gateway without clients is seen
+    CLIENTS.labels(_transport)

@@ -11,6 +11,8 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from notifier import metrics_dir
+from notifier.channels import RetryAt, Sent
+from notifier.channels.breaker import FAILURES, Breakers
 from notifier.embedded.postgres import Postgres
 from notifier.embedded.valkey import Valkey
 from notifier.exposition import Exposition
@@ -149,6 +151,16 @@ def test_servers_that_are_away_or_frozen_are_said_to_be_and_hold_up_nothing(
         assert surveyor.look().books is not None
         postgres.thaw()
         eventually(lambda: surveyor.look().servers["database"] == "ok", timeout_s=60)
+
+
+def test_an_open_breaker_is_seen_by_its_channel_until_it_closes(grown: Callable[..., float]) -> None:
+    breakers = Breakers()
+    for _ in range(FAILURES + 2):
+        breakers.record("webhook to example.com", [RetryAt("refused")])
+    breakers.record("webhook to other.example.com", [RetryAt("refused")])
+    assert grown("notifier_channel_breakers_open", channel="webhook") == 1
+    breakers.record("webhook to example.com", [Sent()])
+    assert grown("notifier_channel_breakers_open", channel="webhook") == 0
 
 
 def test_a_gateway_does_not_ask_servers_that_nobody_has_named(settings: Settings) -> None:
