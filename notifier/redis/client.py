@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any
 
 import hiredis
-from redis import Redis
+from redis import ConnectionPool, Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
@@ -22,12 +22,12 @@ _pack: Any = hiredis.pack_command  # its stub knows tuples of one only
 QUIET_S = 5.0  # a connection not used for longer is looked at first
 
 
-def connect(url: str, timeout_s: float) -> Redis:
+def connect(url: str, timeout_s: float, pool: type[ConnectionPool] = ConnectionPool) -> Redis:
     """A client whose every call ends within about `timeout_s` seconds, one way or the other. Replies are bytes.
 
     redis-py retries ten times by default, which keeps a caller waiting for seconds and may run a script twice.
     """
-    return Redis.from_url(
+    connections = pool.from_url(
         url,
         socket_timeout=timeout_s,
         socket_connect_timeout=timeout_s,
@@ -35,6 +35,7 @@ def connect(url: str, timeout_s: float) -> Redis:
         health_check_interval=0,
         protocol=2,
     )
+    return Redis.from_pool(connections)
 
 
 def place(options: Mapping[str, Any]) -> str:

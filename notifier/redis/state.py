@@ -7,7 +7,6 @@ from contextlib import closing, suppress
 from typing import Any, TypeVar
 
 from redis import ConnectionPool, Redis
-from redis.backoff import NoBackoff
 from redis.exceptions import (
     AskError,
     AuthenticationError,
@@ -18,10 +17,9 @@ from redis.exceptions import (
     RedisError,
     TimeoutError,
 )
-from redis.retry import Retry
 
 from notifier.errors import SettingsError, StateUnavailable
-from notifier.redis.client import Connections, place
+from notifier.redis.client import Connections, connect, place
 from notifier.redis.scripts import Argument, Script
 
 T = TypeVar("T")
@@ -83,16 +81,8 @@ class Calls(Connections):
 
 
 def connect_state(url: str, timeout_s: float) -> Redis:
-    """A client whose every call ends within about `timeout_s` seconds. Replies are bytes."""
-    pool = _Pool.from_url(
-        url,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
-        retry=Retry(NoBackoff(), 0),
-        health_check_interval=0,
-        protocol=2,
-    )
-    return Redis.from_pool(pool)
+    """As `connect`, but of a call that failed `call` knows whether it may have run."""
+    return connect(url, timeout_s, _Pool)
 
 
 def call(run: Callable[[], T]) -> T:
