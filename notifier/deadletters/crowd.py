@@ -95,5 +95,8 @@ class Crowd:
         gone = [identity for identity, done in zip(beyond, booked, strict=True) if done]
         self._store.finish(ended=gone)
         if gone:
-            metrics.degraded("max_waiting", f"{len(gone)} notifications of one user dropped: too many wait")
+            about = {"user_id": user_id, "channel": channel}
+            metrics.degraded(
+                "max_waiting", f"{len(gone)} notifications of one user dropped: too many wait", about=about
+            )
         return len(gone)

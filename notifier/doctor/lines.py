@@ -95,10 +95,30 @@ class RabbitLine:
             self._connection.release()
 
 
+class BlindLine:
+    """Any other broker a team may use (sentinel, sqs): its queues cannot be looked at, and a canary expires."""
+
+    def glance(self, queue: str) -> Glance:
+        """Nothing is known."""
+        return Glance(0)
+
+    def hold(self, queue: str, token: str) -> None:
+        """Nothing to do."""
+
+    def take_back(self, queue: str) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
 def line_of(app: Any) -> Line:
-    """For the broker of a Celery app."""
+    """For the broker of a Celery app; of several, the first. The URL as it was written: TLS options stand in it."""
+    said = app.conf.broker_write_url or app.conf.broker_url or ""
+    url = str(said if isinstance(said, str) else said[0]).partition(";")[0]
     connection = app.connection_for_write()
-    url = connection.as_uri(include_password=True)
     if "amqp" in str(connection.transport_cls):
         return RabbitLine(url)
-    return RedisLine(url, (connection.transport_options or {}).get("global_keyprefix", ""))
+    if url.startswith(("redis://", "rediss://")):
+        return RedisLine(url, (connection.transport_options or {}).get("global_keyprefix", ""))
+    return BlindLine()

@@ -35,7 +35,11 @@ def server(url: str) -> Iterator[Finding]:
             refused = isinstance(error, AccessRefused) or "ACCESS_REFUSED" in str(error)
             where = f"{connection.hostname}:{connection.port or connection.default_port}"
             what = "authentication" if refused else type(error).__name__
-            mend = f"check user, password and virtual host in {BROKER.variable}" if refused else "start the server"
+            mend = (
+                f"check user, password and virtual host in {BROKER.variable}"
+                if refused
+                else f"start the server, or set {BROKER.variable}"
+            )
             yield problem("broker.reachable", f"RabbitMQ at {where}: {what}", BROKER.away, mend)
             return
         took_ms = (time.monotonic() - began_s) * 1000

@@ -7,6 +7,8 @@ import logging
 from collections import deque
 from typing import Protocol
 
+from notifier import logs
+from notifier.channels import WEBSOCKET
 from notifier.errors import StateUnavailable
 from notifier.gateway import meters
 from notifier.gateway.feed import PAGE, Cursor, Message, Push, ReadMark, gap, hello, read_message
@@ -149,9 +151,13 @@ class Client:
         except StateUnavailable:
             self._mark_is_old = self._greeted
             self._again = asyncio.get_running_loop().call_later(READ_AGAIN_S, self._wake)
-        except Exception:  # whatever it was: a client that is connected and gets nothing would be worse
-            _log.exception("sending to a client failed")
+        except Exception as error:  # whatever it was: a client that is connected and gets nothing would be worse
+            logs.say(_log, logging.ERROR, f"sending to a client failed\n{logs.trace(error)}", self._about)
             self.close(FAILED, "internal error: connect again and resume")
+
+    @property
+    def _about(self) -> dict[str, str]:
+        return {"user_id": self.user_id, "channel": WEBSOCKET}
 
     async def _catch_up(self) -> None:
         """One page of the feed."""
@@ -169,7 +175,7 @@ class Client:
             await self._send(hello(self._cursor.resumes and not step.gap, step.stands_at, mark))
         elif step.gap:
             meters.GAPS.inc()
-            _log.warning("a client missed entries that its feed no longer keeps")
+            logs.say(_log, logging.WARNING, "a client missed entries that its feed no longer keeps", self._about)
             await self._send(gap(step.stands_at))
         for entry in step.entries:
             await self._send(entry)

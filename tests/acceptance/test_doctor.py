@@ -91,6 +91,13 @@ def test_rabbitmq_without_queues_with_workers_and_with_a_queue_of_another_kind(
 ) -> None:
     from kombu import Connection
 
+    user, _, rest = rabbitmq_url.partition("@")
+    _, found = examine(make_site(broker_url=f"{user.rpartition(':')[0]}:wrong-password@{rest}"))
+    assert (found["broker.reachable"]["level"], "authentication" in found["broker.reachable"]["what"]) == (
+        "problem",
+        True,
+    )
+    assert found["workers.consume"]["level"] == "warning"
     site = make_site(broker_url=rabbitmq_url)
     _, found = examine(site)
     assert found["broker.queues"]["level"] == "warning"

@@ -20,7 +20,7 @@ from notifier import runtime
 from notifier.cli import main
 from notifier.deadletters.migrate import upgrade
 from notifier.doctor.lines import line_of
-from notifier.doctor.workers import Canary, replay
+from notifier.doctor.workers import Canary, progress, replay
 from notifier.embedded.valkey import Valkey
 from notifier.redis.keys import PREFIX
 from notifier.settings import Settings
@@ -260,6 +260,18 @@ def test_a_canary_that_nobody_takes_is_a_problem_and_is_taken_back(
         assert [broker.llen(queue) for queue in QUEUES] == [0, 0, 1_000, 0]
     with closing(Redis.from_url(settings.redis_url)) as state:
         assert state.dbsize() == 0
+
+
+def test_while_a_canary_is_awaited_it_is_said_for_what(settings: Settings) -> None:
+    said: list[str] = []
+    watched = Canary(settings, create_app(settings))
+    tick = progress(watched, said.append, every_s=0.0)
+    tick()
+    watched.waiting = {"notifier.bulk": 12_000, "notifier.control": 0}
+    tick()
+    (line,) = said
+    assert line.startswith("waiting for workers, 0 of at most 10 s: ")
+    assert line.endswith("notifier.bulk (12,000 ahead), notifier.control")
 
 
 def test_a_long_queue_that_moves_is_only_late(
