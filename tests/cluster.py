@@ -14,11 +14,11 @@ class Node(Valkey):
     bus = 0
 
     def _config(self) -> list[str]:
-        self.bus = self.bus or free_port()
+        self.bus = free_port()  # a new one for each try to start: it may be in use
         return [
             *super()._config(),
             "cluster-enabled yes",
             f"cluster-port {self.bus}",
-            "cluster-node-timeout 1000",
+            "cluster-node-timeout 30000",  # on a busy machine none is given up because it waits for its turn
             "cluster-require-full-coverage no",
         ]

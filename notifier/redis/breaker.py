@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, TimeoutError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError, TimeoutError
 
 logger = logging.getLogger(__name__)
 
@@ -41,15 +41,21 @@ def kind_of(error: Exception) -> str:
         return known or "error"
     # redis-py strips the first word from the error replies that have a class of their own
     by_class = {
+        "MovedError": "slots move",
+        "AskError": "slots move",
         "BusyLoadingError": "loading",
         "MasterDownError": "masterdown",
         "ReadOnlyError": "readonly",
         "OutOfMemoryError": "out of memory",
         "ClusterDownError": "cluster down",
         "TryAgainError": "cluster down",
-        "ResponseError": "error",
     }
-    return by_class.get(type(error).__name__, "unreachable")
+    return by_class.get(type(error).__name__) or ("error" if isinstance(error, ResponseError) else "unreachable")
+
+
+def _detail(error: Exception) -> str:
+    """What lies under "unreachable": refused, reset, closed by the server."""
+    return type(error.__cause__ or error.__context__ or error).__name__
 
 
 class Breaker:
@@ -79,7 +85,7 @@ class Breaker:
             self._warned = (kind, now)
             level = logging.ERROR if kind in MISCONFIGURED else logging.WARNING
             cure = " (check user and password in its URL; this will not pass by itself)" if level > 30 else ""
-            logger.log(level, "%s is unavailable: %s%s", self._what, kind, cure)
+            logger.log(level, "%s is unavailable: %s (%s)%s", self._what, kind, _detail(error), cure)
 
     def succeed(self) -> None:
         """The server answered."""

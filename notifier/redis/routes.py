@@ -83,7 +83,7 @@ class Routes:
         moved = [n for n, reply in enumerate(replies) if isinstance(reply, AskError)]  # MOVED is one, too: not executed
         if moved:
             for n in moved:
-                homes[n] = (replies[n].host, replies[n].port)
+                homes[n] = (replies[n].host or homes[n][0], replies[n].port)  # no host: the same, by another port
                 if isinstance(replies[n], MovedError):
                     self._slots[replies[n].slot_id] = homes[n]
             asking = {n for n in moved if not isinstance(replies[n], MovedError)}

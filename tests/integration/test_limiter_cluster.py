@@ -160,7 +160,10 @@ def in_slot(admin: Redis, slot: int) -> list[Any]:
     return [name for name in found if key_slot(name) == slot]
 
 
-def test_a_slot_that_moves_is_followed(make: Callable[..., Limiter], cluster: Cluster) -> None:
+@pytest.mark.parametrize("endpoint", ["ip", "unknown-endpoint"])  # behind a proxy nodes do not know their names
+def test_a_slot_that_moves_is_followed(make: Callable[..., Limiter], cluster: Cluster, endpoint: str) -> None:
+    for admin in cluster.admins:
+        admin.config_set("cluster-preferred-endpoint-type", endpoint)
     limiter = make()
     key = keys.user_key("bucket", "mover", "websocket")
     assert limiter.acquire("mover").granted
@@ -176,6 +179,8 @@ def test_a_slot_that_moves_is_followed(make: Callable[..., Limiter], cluster: Cl
         assert sum(limiter.acquire("mover").granted for _ in range(5)) == 3
         assert limiter.state().outages == 0
     finally:
+        for admin in cluster.admins:
+            admin.config_set("cluster-preferred-endpoint-type", "ip")
         cluster.admins[new_index].delete(*in_slot(cluster.admins[new_index], slot))
         for admin in (old, cluster.admins[new_index]):
             admin.execute_command("CLUSTER", "SETSLOT", slot, "NODE", names[old_index])
