@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,22 @@ def test_a_teams_logging_is_its_own_unless_it_asks(site: Site, setup: str, log_f
     (ready,) = [line for line in worker.text.splitlines() if " ready." in line]
     assert ready.startswith(begins)
     signal_tree(worker.pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_up_and_all_that_it_starts_log_json_from_the_first_line(tmp_path: Path) -> None:
+    log = tmp_path / "up.log"
+    up = Process(
+        [sys.executable, "-P", "-m", "notifier", "up"], log, {**os.environ, "NOTIFIER_LOG_FORMAT": "json"}, tmp_path
+    )
+    try:
+        up.says("ready after")
+        assert up.stop() == 0
+    finally:
+        up.kill()
+    members = {path.stem: path.read_text() for path in (tmp_path / ".notifier" / "log").glob("*.log")}
+    assert {"worker-1", "beat", "gateway"} <= members.keys()
+    for text in (up.text, *members.values()):
+        said = [line for line in text.splitlines() if line.strip() and "shutdown (MainProcess)" not in line]
+        assert all("event" in json.loads(line) for line in said)
+        assert "token=" not in text
