@@ -45,6 +45,21 @@ BREAKERS = Gauge(
 REPUBLISHED = Counter("notifier_republished", "Messages that a broker had lost, published again.")
 DEGRADED = Counter("notifier_degraded", "Fallbacks taken.", ["what"])
 
+for _what in (
+    *(
+        "beat",
+        "broker_lost",
+        "dead_letter_refused",
+        "fallback_replay",
+        "ledger",
+        "limiter_redis",
+        "max_waiting",
+        "publish",
+    ),
+    *("requeued", "row_refused", "state_redis", "unreadable_message"),
+):
+    DEGRADED.labels(_what)  # there from the start: what begins at 1 has not grown, to Prometheus
+
 log = logging.getLogger("notifier")
 _QUIET_S = 10.0
 _last: dict[str, float] = {}

@@ -93,7 +93,8 @@ class Watch:
             self._looks.append(look(self._surveyor, self._urls))
         time.sleep(max(0.0, self._looks[-1].at_s + self._interval_s - time.monotonic()))
         self._looks.append(look(self._surveyor, self._urls))
-        self.delivered.append(figures(self._looks[-2], self._looks[-1]).rates.get("delivered", 0.0))
+        if lately := figures(self._looks[-2], self._looks[-1]).rates:  # none: the books are those of the last look
+            self.delivered.append(lately["delivered"])
         return figures(self._looks[0], self._looks[-1])
 
     def first(self) -> Figures:

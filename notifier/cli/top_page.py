@@ -87,13 +87,11 @@ def _waits(figures: Figures) -> Table:
     return table
 
 
-def _latency(figures: Figures, history: Sequence[float]) -> Table:
+def _latency(figures: Figures, history: Sequence[float]) -> RenderableType:
     table = _table("accept to delivered", "")
     table.add_row("p50", _time(figures.latency_s["p50"]))
     table.add_row("p99", _time(figures.latency_s["p99"]))
-    if history:
-        table.add_row("delivered", sparkline(history))
-    return table
+    return Group(table, Text(f"delivered  {sparkline(history)}")) if history else table
 
 
 def _limiter(figures: Figures) -> Table:
