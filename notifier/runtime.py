@@ -26,6 +26,8 @@ WORKER_STATE_TIMEOUT_S = 2.0  # a worker may wait longer than a web request
 class Runtime:
     """All parts of one process, made when first asked for."""
 
+    stands_in = False  # for the real one, in a test
+
     def __init__(self, settings: Settings, *, worker: bool = False) -> None:
         self.settings = settings
         self._worker = worker
@@ -115,6 +117,8 @@ def close() -> None:
     """Close what this process made; the next get() makes it anew."""
     global _current
     with _lock:
+        if _current is not None and _current.stands_in:
+            return
         if _current is not None and _pid == os.getpid():
             _current.close()
         _current = None
@@ -122,7 +126,7 @@ def close() -> None:
 
 @contextmanager
 def standing_in(stand_in: Runtime) -> Iterator[None]:
-    """Within, `get()` returns this one, in every thread of this process."""
+    """Within, `get()` returns this one, in every thread of this process, also after a close()."""
     global _current, _pid
     with _lock:
         before, _current, _pid = _current, stand_in, os.getpid()

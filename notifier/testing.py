@@ -118,6 +118,8 @@ def recording() -> Iterator[SentNotifications]:
 class _RecordingRuntime(Runtime):
     """Its ledger, outbox and pipeline are lists. Whoever asks it for another part gets the real one."""
 
+    stands_in = True
+
     def __init__(self, sent: SentNotifications) -> None:
         super().__init__(Settings())
         self._books = _Books(sent)

@@ -137,6 +137,7 @@ def test_nothing_is_left_behind() -> None:
     assert (producer.publish, runtime._current) == before
     assert len(sent) == 1
     with recording() as outer, recording() as inner:
+        runtime.close()  # as an application does at its end
         notify(1, 1)
     assert (len(outer), len(inner)) == (0, 1)
 
