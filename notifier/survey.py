@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from notifier.deadletters.store import Ages
 from notifier.errors import NotifierError
 from notifier.licence import Counts
-from notifier.redis.client import connect
 from notifier.redis.keys import PREFIX
+from notifier.redis.reach import reach_broker, reach_redis
 from notifier.runtime import Runtime
 from notifier.settings import Settings
 
@@ -51,10 +51,9 @@ class Surveyor:
         """`fresh_s`: for so long an answer counts at least."""
         self._runtime = Runtime(settings)
         self._runtime.ledger, self._runtime.store, self._runtime.sweep  # noqa: B018  made here, not by two threads
-        self._limiter = connect(settings.limiter_url, TIMEOUT_S)
         questions: dict[str, Callable[[], Any]] = {
             "state": self._runtime.ledger.now_us,
-            "limiter": self._limiter.ping,
+            "limiter": lambda: reach_redis("limiter Redis", settings.limiter_url),
             "database": self._runtime.store.fingerprint,
             "broker": lambda: reach_broker(settings.broker_url),
         }
@@ -79,7 +78,6 @@ class Surveyor:
 
     def close(self) -> None:
         """Let go of connections."""
-        self._limiter.close()
         self._runtime.close()
 
     def _ask_books(self) -> Books:
@@ -133,20 +131,3 @@ class _Question:
         with self._lock:
             self._asking = False
             self._answered.set()
-
-
-def reach_broker(url: str) -> None:
-    """Connect and let go. Raises what its client raises."""
-    if url.startswith(("redis://", "rediss://")):
-        client = connect(url, TIMEOUT_S)
-        try:
-            client.ping()
-        finally:
-            client.close()
-        return
-    from kombu import Connection
-
-    from notifier.redis.broker import tls
-
-    with Connection(url, connect_timeout=TIMEOUT_S, heartbeat=0, ssl=tls(url) or False) as connection:
-        connection.connect()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 
 import click
-from redis.exceptions import RedisError
 
 from notifier.errors import (
     DatabaseUnavailable,
@@ -16,10 +14,9 @@ from notifier.errors import (
     StateUnavailable,
     Unavailable,
 )
-from notifier.redis.client import connect, place
+from notifier.redis.reach import reach_broker, reach_redis
 from notifier.settings import Settings
 
-TIMEOUT_S = 1.0
 VARIABLE = {
     "broker": "NOTIFIER_BROKER_URL",
     "state": "NOTIFIER_REDIS_URL",
@@ -44,33 +41,6 @@ def way_out_of(error: NotifierError) -> str:
     if "run `notifier" in str(error):
         return ""
     return next((way_out(*servers) for kind, servers in _MISSED if isinstance(error, kind)), "")
-
-
-def reach_redis(name: str, url: str) -> None:
-    """Ping it, and let go. Raises Unavailable, which says where it was looked for."""
-    with contextlib.closing(connect(url, TIMEOUT_S)) as client:
-        try:
-            client.ping()
-        except RedisError as error:
-            where = place(client.connection_pool.connection_kwargs)
-            raise Unavailable(f"{name} at {where} cannot be used ({type(error).__name__})") from None
-
-
-def reach_broker(url: str) -> None:
-    """Connect, and let go. Raises Unavailable, which says where it was looked for."""
-    if url.startswith(("redis://", "rediss://")):
-        reach_redis("the broker", url)
-        return
-    from kombu import Connection
-
-    from notifier.redis.broker import tls
-
-    with Connection(url, connect_timeout=TIMEOUT_S, heartbeat=0, ssl=tls(url) or False) as connection:
-        try:
-            connection.connect()
-        except Exception as error:  # what a transport raises is its own affair
-            where = f"{connection.hostname or 'localhost'}:{connection.port or 5672}"
-            raise Unavailable(f"the broker at {where} cannot be used ({type(error).__name__})") from None
 
 
 def say_if_broker_is_away(what: str, arguments: Sequence[str]) -> None:

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from notifier.cli import celery_app
-from notifier.cli.away import VARIABLE, reach_broker, reach_redis, way_out
+from notifier.cli.away import VARIABLE, way_out
 from notifier.cli.output import emit_json, example
 from notifier.errors import NotifierError
 from notifier.redis.keys import PREFIX
+from notifier.redis.reach import reach_broker, reach_redis
 from notifier.runtime import Runtime
 from notifier.settings import Settings, mask_url
 

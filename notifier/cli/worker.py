@@ -41,5 +41,6 @@ def _share_metrics() -> None:
 
     variable = "PROMETHEUS_MULTIPROC_DIR"  # read once, when prometheus_client is imported: so it is not imported here
     if Settings().metrics_port and variable not in os.environ:
-        os.environ[variable] = tempfile.mkdtemp(prefix="notifier-metrics-")
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108  a busy disk would hold up work
+        os.environ[variable] = tempfile.mkdtemp(prefix="notifier-metrics-", dir=memory)
         atexit.register(shutil.rmtree, os.environ[variable], ignore_errors=True)
