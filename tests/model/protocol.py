@@ -61,15 +61,19 @@ class Model(Scripts):
     def producer_broker_time(self, s: State, n: int, faults: bool) -> Steps:
         """Accept, publish, take, lose, repeat; and the passing of time."""
         safe = s[UNL + n] and not s[ACC + n]  # without the ledger: the broker's own guarantee, no loss
-        if s[PROD + n] == 0 and (n == 0 or s[PROD]):
+        if s[PROD + n] == 0 and n in self.outbox and faults:
+            yield f"the application dies before it accepts {n}, or no server is there", 1, change(s, {PROD + n: 2})
+        if s[PROD + n] == 0 and n in self.outbox and self.known(list(s), n):
+            yield f"the replay was faster than accept {n}", 0, change(s, {PROD + n: 2})
+        elif s[PROD + n] == 0 and (n == 0 or s[PROD]):
             t = change(s)
             self.accept(t, n)
             t[PROD + n] = 1 if t[PLACE + n] == "Q" else 2
             yield f"accept {n}", 0, t
             if faults:
-                lost = {PROD + n: 2, FRESH + n: 1}
+                lost = {PROD + n: 2, FRESH + n: int(n not in self.outbox)}
                 yield f"accept {n} runs, reply lost, published all the same", 1, change(t, lost)
-            if faults and self.ledger_down:
+            if faults and self.ledger_down and n not in self.outbox:
                 without = {PROD + n: 2, UNL + n: 1, FRESH + n: 1}
                 yield f"ledger down: {n} published without it", 1, change(s, without)
         if s[PROD + n] == 1:
@@ -182,13 +186,16 @@ class Model(Scripts):
             yield f"replayer {replayer} crashes", int(not poisoned), change(s, {}, REPLAYERS, replayer, "")
 
     def inserted(self, s: State, replayer: str) -> Draft:
-        """INSERT ON CONFLICT DO NOTHING of what was read from :deferred."""
+        """INSERT ON CONFLICT DO NOTHING of what was read from :deferred; rows of the outbox become what was read."""
         t = change(s, {}, REPLAYERS, replayer, "I" + replayer[1:])
         for n in map(int, replayer[1:]):
             if not t[ROW + n]:
                 scheduled = n in self.scheduled and not s[COUNTED + n]
                 t[ROW + n] = "p" if s[END + n] == "p" else "s" if scheduled else "f"
                 t[ORPHAN + n] = int(replayer[0] == "s" and not s[END + n])
+            elif n in self.outbox and t[ORPHAN + n] and t[ROW + n] != "p":
+                t[ORPHAN + n] = int(replayer[0] == "s" and not s[END + n])
+                t[ROW + n] = "p" if s[END + n] == "p" else t[ROW + n]
         return t
 
     def verdicts(self, s: State | Draft, n: int) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ class Scripts:
     """Says which rules hold and which disturbances there are, and runs scripts on drafts of states.
 
     `budget` is the number of disturbances in one run; `scheduled`, `critical` and `toxic` (kills its process) name
-    notifications.
+    notifications; `outbox` those that are rows before they are accepted, written with the application's own data.
     """
 
     def __init__(
@@ -60,13 +60,15 @@ class Scripts:
         tail: bool = False,
         flush: bool = False,
         repeats: bool = True,
+        outbox: Sequence[int] = (),
     ) -> None:
         self.budget, self.rules = budget, rules
         self.scheduled, self.critical, self.toxic = scheduled, critical, toxic
         self.cancel, self.ledger_down, self.redis_away, self.poison = cancel, ledger_down, redis_away, poison
         self.probe, self.tail, self.flush, self.repeats = probe, tail, flush, repeats
         self.licence = "licence" in rules
-        self.first: State = first(workers, replayers, one=one)
+        self.outbox = outbox
+        self.first: State = first(workers, replayers, one=one, outbox=outbox)
 
     def accept(self, s: Draft, n: int, by_row: bool = False) -> None:
         """Give it its licence; straight to :deferred if it is scheduled or something waits."""
@@ -78,6 +80,10 @@ class Scripts:
         s[PLACE + n] = "H" if by_row else "Q"
         if not by_row and (n in self.scheduled or (s[WAITING] > 0 and n not in self.critical)):
             self.defer(s, n, counted=n not in self.scheduled)
+
+    def known(self, s: Draft, n: int) -> bool:
+        """Would accept call it a duplicate? Only the replay can have been faster than the application."""
+        return bool(s[PLACE + n] or s[MARK + n] or s[END + n] == "p")
 
     def licensed(self, s: Draft, n: int) -> bool:
         """Head of every worker script."""

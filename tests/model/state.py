@@ -15,7 +15,7 @@ ACC, DENIED, END and BEHIND are history, kept for the checks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -36,11 +36,13 @@ class Violation(Exception):
     """An invariant does not hold; the text begins with its number."""
 
 
-def first(workers: int, replayers: int, *, one: bool) -> State:
-    """Nothing has happened. With `one` the second notification has long ended."""
+def first(workers: int, replayers: int, *, one: bool, outbox: Sequence[int] = ()) -> State:
+    """Nothing has happened, but that rows of `outbox` were committed. With `one` the second has long ended."""
     s: Draft = [0] * 6 + [""] * 2 + [0] * 6 + EMPTY_REDIS + [("",) * workers, ("",) * replayers, "", None, 0]
     if one:
         s[PROD + 1], s[END + 1], s[OLD + 1] = 2, "e", 1
+    for n in outbox:
+        s[ROW + n], s[ORPHAN + n] = "s", 1
     return tuple(s)
 
 

@@ -23,6 +23,16 @@ QUICK: dict[str, dict[str, Any]] = {
     "two, 0, first kills its process": {"budget": 0, "toxic": (0,)},
     "one, 3, ledger down, probes": {"one": True, "budget": 3, "ledger_down": True, "probe": True},
     "one, 3, Redis loses its tail": {"one": True, "budget": 3, "tail": True, "poison": False},
+    "two, 1, first of the outbox": {"budget": 1, "outbox": (0,)},
+    "two, 0, both of the outbox": {"budget": 0, "outbox": (0, 1)},
+    "one, 3, of the outbox": {"one": True, "budget": 3, "outbox": (0,)},
+    "one, 2, of the outbox, Redis loses all": {
+        "one": True,
+        "budget": 2,
+        "outbox": (0,),
+        "flush": True,
+        "poison": False,
+    },
     "one, 3, Redis loses all": {"one": True, "budget": 3, "flush": True, "poison": False},
 }
 
@@ -47,6 +57,8 @@ WITHOUT: list[tuple[str, str, dict[str, Any]]] = [
     ("stale_row", "", {"one": True, "budget": 0}),
     ("epoch", "", {"one": True, "budget": 1, "flush": True, "replayers": 1, **CALM}),
     ("orphan_mark", "", {"one": True, "budget": 2, "flush": True, **CALM}),
+    ("orphan_mark", "", {"one": True, "budget": 0, "outbox": (0,), **CALM}),
+    ("epoch", "", {"one": True, "budget": 1, "outbox": (0,), **CALM}),
     ("skip_parked", "", {"one": True, "budget": 2}),
     ("carrier", "", {"budget": 2, "workers": 1, "redis_away": False}),
     ("late_life", "", {"one": True, "budget": 1, "ledger_down": True}),
