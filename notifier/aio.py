@@ -12,14 +12,18 @@ import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from functools import lru_cache
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from notifier import producer
+from notifier import producer, tracing
 from notifier.errors import NotAccepted
 from notifier.ledger import CHUNK
 from notifier.notification import Notification
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 
 async def anotify(user_id: object, payload: object, **options: Any) -> str:
@@ -58,6 +62,7 @@ def in_sender(work: Callable[[], object]) -> None:
 class _Call(NamedTuple):
     notifications: list[Notification]
     future: Future[list[producer.Sending]]
+    caller: Span | None  # of OpenTelemetry
 
 
 class Sender:
@@ -70,14 +75,14 @@ class Sender:
 
     def send(self, notifications: list[Notification]) -> Future[list[producer.Sending]]:
         """What became of them, in their order. Cancelled before the thread takes it, nothing of it is sent."""
-        call = _Call(notifications, Future())
+        call = _Call(notifications, Future(), tracing.caller())
         self._calls.append(call)
         self._thread.submit(self._work)
         return call.future
 
     def run(self, work: Callable[[], object]) -> None:
         """Something else that the thread is to do."""
-        self._thread.submit(work)
+        self._thread.submit(copy_context().run, work)
 
     def _work(self) -> None:
         batch: list[_Call] = []
@@ -89,7 +94,8 @@ class Sender:
             return
         waiting = len(self._calls)
         try:
-            sendings = iter(self._accept([n for call in batch for n in call.notifications]))
+            with tracing.sending_for({id(n): call.caller for call in batch if call.caller for n in call.notifications}):
+                sendings = iter(self._accept([n for call in batch for n in call.notifications]))
         except NotAccepted as error:
             for call in batch + self._take(waiting):
                 own = producer.not_accepted(call.notifications)

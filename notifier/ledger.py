@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from redis import Redis
 
-from notifier import hooks, tally
+from notifier import hooks, tally, tracing
 from notifier.licence import Accepted, Counts, Deferred, Denial, End, Grant, HeldRow, Reply, RowReply
 from notifier.notification import Identity, Notification, Priority
 from notifier.redis.items import Items
@@ -87,6 +87,7 @@ class Ledger:
         `in_rows`: each is in a row already (of the outbox), which its mark must outlive.
         """
         accepted: list[Accepted] = []
+        begun_ns = tracing.now_ns()
         for chunk in _chunks(notifications):
             items = Items()
             for n in chunk:
@@ -98,7 +99,7 @@ class Ledger:
                 )
                 for status, queue, seq, epoch in zip(reply[1::4], reply[2::4], reply[3::4], reply[4::4], strict=True)
             ]
-        tally.of_accepts(notifications, [a.status for a in accepted])
+        tally.of_accepts(notifications, [a.status for a in accepted], begun_ns)
         if hooks.wanted():
             dropped = (n for n, a in zip(notifications, accepted, strict=True) if a.status == "dropped")
             hooks.fire(hooks.Event("dropped", n, "max_waiting") for n in dropped)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Protocol
 
-from notifier import channels, metrics
+from notifier import channels, metrics, tracing
 from notifier.channels import WEBSOCKET, Delivery, Duplicate, Failed, Outcome, RetryAt, Sent
 from notifier.channels.attempts import attempt, backoff_s
 from notifier.channels.breaker import breakers
@@ -48,6 +48,7 @@ class Pipeline:
         self._replay_these = replay_these
         self._default_ttl_us = int(settings.default_ttl * 1_000_000)
 
+    @tracing.timed
     def handle(self, messages: Sequence[Message]) -> None:
         """Deliver or defer each. Raises Unavailable if neither Redis nor PostgreSQL would hold them."""
         try:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from notifier import channels, metrics, runtime
+from notifier import channels, metrics, runtime, tracing
 from notifier.errors import InvalidNotification, NotAccepted, StateUnavailable
 from notifier.ledger import CHUNK, Ledger
 from notifier.notification import Notification, Priority
@@ -137,12 +137,14 @@ def _without_ledger(
 ) -> list[Sending]:
     """The broker's own guarantee. A lost reply is not "ledger down": that accept may have run. Raises as `publish`."""
     metrics.degraded("ledger", error)
+    begun_ns = tracing.now_ns()
     now_us = ledger.estimated_us()
     messages = [
         (n.priority, Message(n, accepted_us=now_us, unledgered=not error.ambiguous, again=error.ambiguous))
         for n in chunk
     ]
     publish(app, messages)
+    tracing.accepted(chunk, ["published"] * len(chunk), begun_ns)
     return [Sending(n.notification_id, n.user_id, "published") for n in chunk]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
-from notifier import channels, hooks, logs, metrics
+from notifier import channels, hooks, logs, metrics, tracing
 from notifier.licence import End
 from notifier.notification import Notification
 
@@ -57,12 +57,18 @@ def of_reply(script: str, items: Sequence[Item], extras: Sequence[Any], reply: S
             _deferred(channel, reason).inc(count)
         else:
             _ended(channel, what, reason).inc(count)
-    if booked and hooks.wanted():
-        hooks.report([item.notification for item in items], booked)
+    if booked and (tracing.wanted() or hooks.wanted()):
+        notifications = [item.notification for item in items]
+        tracing.booked(notifications, booked, via)
+        hooks.report(notifications, booked)
 
 
-def of_accepts(notifications: Sequence[Notification], statuses: Sequence[str]) -> None:
-    """What accept said: every one is accepted, and those it dropped or knew already have ended with that."""
+def of_accepts(notifications: Sequence[Notification], statuses: Sequence[str], begun_ns: int) -> None:
+    """What accept said: every one is accepted, and those it dropped or knew already have ended with that.
+
+    `begun_ns`: when it was asked, see tracing.now_ns.
+    """
+    tracing.accepted(notifications, statuses, begun_ns)
     counts = Counter((n.channel, status) for n, status in zip(notifications, statuses, strict=True))
     for (channel, status), count in counts.items():
         _accepted(channel).inc(count)

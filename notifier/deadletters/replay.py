@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from notifier import metrics
+from notifier import metrics, tracing
 from notifier.deadletters.claimed import Claimed
 from notifier.deadletters.crowd import Crowd
 from notifier.deadletters.digest import FOLDING
@@ -128,6 +128,7 @@ class Replay:
         metrics.degraded("dead_letter_refused", f"PostgreSQL refuses {len(refused)} notifications as rows: dropped")
         self._ledger.drop(list(refused), "row_refused", parked=True)
 
+    @tracing.timed
     def _send(self, rows: Sequence[Row]) -> tuple[ReplayReport, bool]:
         """One claimed batch, from the limiter to the rows let go. False: the limiter is down, more would be denied."""
         batch = Claimed(self._store, self._ledger, self._limiter, self._settings)

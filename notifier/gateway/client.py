@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from typing import Protocol
 
-from notifier import logs
+from notifier import logs, tracing
 from notifier.channels import WEBSOCKET
 from notifier.errors import StateUnavailable
 from notifier.gateway import meters
@@ -60,6 +60,7 @@ class Client:
         self._wire = wire
         self._source = source
         self._greeted = False
+        self._sees_history = not cursor.resumes  # what it reads first it may have seen before
         self._started = False
         self._closing = False
         self._mark_is_old = False
@@ -178,8 +179,12 @@ class Client:
             logs.say(_log, logging.WARNING, "a client missed entries that its feed no longer keeps", self._about)
             await self._send(gap(step.stands_at))
         for entry in step.entries:
-            await self._send(entry)
+            await self._send(entry, traced=not self._sees_history)
+        self._sees_history &= self._cursor.behind
 
-    async def _send(self, message: Message) -> None:
+    async def _send(self, message: Message, *, traced: bool = True) -> None:
+        begun_ns = tracing.now_ns()
         await self._wire.send(message)
         meters.SENT.inc()
+        if begun_ns and traced and not message.type:
+            tracing.pushed(self.user_id, message.text, begun_ns)
