@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,8 +25,9 @@ from notifier.notification import Identity, Notification
 from notifier.redis.keys import identity_part
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span, TracerProvider
+    from opentelemetry.trace import Span, SpanContext, TracerProvider
 
+FLUSH_S = 1.0  # an exporter whose collector is away tries for ten by itself
 LINKS_BACK = 16  # of one call: a caller's span holds 128 by default, and a call may have thousands of recipients
 _OPERATIONS = {("delivered", "message"): "deliver", ("deferred", "message"): "defer",
                ("delivered", "row"): "replay", ("digested", "row"): "replay"}  # fmt: skip
@@ -90,7 +92,9 @@ def accepted(notifications: Sequence[Notification], statuses: Sequence[str], beg
         with _harmless():
             spans = recorder.batch(begun_ns)
             for n, status in zip(notifications, statuses, strict=True):
-                spans.add("accept", n.identity, {**_of(n), "notifier.status": status}, caller=_callers.get().get(id(n)))
+                if root := spans.root(n.identity):
+                    attributes = {**_of(n), "notifier.status": status}
+                    spans.add(root, "accept", n.identity, attributes, caller=_callers.get().get(id(n)))
 
 
 def booked(notifications: Sequence[Notification], found: Sequence[Booked], via: str) -> None:
@@ -100,12 +104,14 @@ def booked(notifications: Sequence[Notification], found: Sequence[Booked], via: 
             spans = recorder.batch(_begun_ns.get() or time.time_ns())
             for place, what, reason in found:
                 n = notifications[place]
+                if (root := spans.root(n.identity)) is None:
+                    continue
                 attributes = {**_of(n), "notifier.end": str(what), "notifier.via": via}
                 if reason:
                     attributes["notifier.reason"] = reason[:LONGEST]
-                spans.add(
-                    _OPERATIONS.get((str(what), via), "settle"), n.identity, attributes, failed=what == "parked"
-                )  # why it failed is in the row: an error's text may hold what it was given
+                operation = _OPERATIONS.get((str(what), via), "settle")
+                # What a parked one failed with is in its row: an error's text may hold what it was given.
+                spans.add(root, operation, n.identity, attributes, failed=what == "parked")
 
 
 def pushed(user_id: str, frame: str, begun_ns: int) -> None:
@@ -114,7 +120,17 @@ def pushed(user_id: str, frame: str, begun_ns: int) -> None:
         with _harmless():
             head = json.loads(frame[: frame.index(',"payload":')] + "}")  # ids cannot hold it: quotes are escaped
             identity = Identity(user_id, "websocket", head["notification_id"])
-            recorder.batch(begun_ns).add("push", identity, {"notifier.category": head["category"]})
+            spans = recorder.batch(begun_ns)
+            if root := spans.root(identity):
+                spans.add(root, "push", identity, {"notifier.category": head["category"]})
+
+
+def flush(timeout_s: float = FLUSH_S) -> None:
+    """Export what was recorded, as far as that takes no longer. For processes that end without their exit handlers."""
+    if recorder := _recorder():
+        thread = threading.Thread(target=recorder.flush, name="notifier-traces", daemon=True)
+        thread.start()
+        thread.join(timeout_s)
 
 
 def _of(n: Notification) -> dict[str, str]:
@@ -145,6 +161,7 @@ class _Recorder:
         from opentelemetry import context, trace
 
         self.trace = trace
+        self._provider = provider
         self.tracer = provider.get_tracer("notifier")
         self._sampler: Any = getattr(self.tracer, "sampler", None)  # the SDK's tracers have one
         self._no_context = context.Context()
@@ -153,14 +170,25 @@ class _Recorder:
         span = self.trace.get_current_span()
         return span if span.get_span_context().is_valid else None
 
-    def flags(self, trace: int) -> int | None:
-        """Of the root of this trace; None if nothing of it is to be recorded."""
-        if self._sampler is None:
-            return self.trace.TraceFlags.SAMPLED
-        decision = self._sampler.should_sample(self._no_context, trace, "notification").decision
-        if not decision.is_recording():
-            return None
-        return self.trace.TraceFlags.SAMPLED if decision.is_sampled() else self.trace.TraceFlags.DEFAULT
+    def root(self, identity: Identity) -> SpanContext | None:
+        """The parent of all spans of this notification; None if none is to be recorded."""
+        trace_number, span_number = _ids(identity)
+        flags = self.trace.TraceFlags.SAMPLED
+        if self._sampler is not None:
+            decision = self._sampler.should_sample(self._no_context, trace_number, "notification").decision
+            if not decision.is_recording():
+                return None
+            if not decision.is_sampled():
+                flags = self.trace.TraceFlags.DEFAULT
+        return self.trace.SpanContext(
+            trace_number, span_number, is_remote=True, trace_flags=self.trace.TraceFlags(flags)
+        )
+
+    def flush(self) -> None:
+        with _harmless():
+            force_flush: Any = getattr(self._provider, "force_flush", None)  # the SDK's providers have one
+            if force_flush:
+                force_flush()
 
     def batch(self, begun_ns: int) -> _Batch:
         return _Batch(self, begun_ns)
@@ -174,9 +202,11 @@ class _Batch:
         self._begun_ns, self._ended_ns = begun_ns, time.time_ns()
         self._here = recorder.current()
         self._links_back = 0
+        self.root = recorder.root
 
     def add(
         self,
+        root: SpanContext,
         operation: str,
         identity: Identity,
         attributes: dict[str, str],
@@ -185,16 +215,12 @@ class _Batch:
         failed: bool = False,
     ) -> None:
         """A span that links to the caller's, or the one that this code runs in, and is linked to from there."""
-        recorder, trace = self._recorder, self._recorder.trace
-        trace_number, parent_number = _ids(identity)
-        if (flags := recorder.flags(trace_number)) is None:
-            return
-        parent = trace.SpanContext(trace_number, parent_number, is_remote=True, trace_flags=trace.TraceFlags(flags))
+        trace = self._recorder.trace
         caller = caller or self._here
         type_of = _TYPES.get(operation, "settle")
-        span = recorder.tracer.start_span(
+        span = self._recorder.tracer.start_span(
             f"{operation} notification",
-            trace.set_span_in_context(trace.NonRecordingSpan(parent)),
+            trace.set_span_in_context(trace.NonRecordingSpan(root)),
             trace.SpanKind.PRODUCER if type_of == "send" else trace.SpanKind.CONSUMER,
             {
                 "messaging.system": "notifier",
@@ -226,9 +252,13 @@ def _recorder() -> _Recorder | None:
     loaded = sys.modules.get("opentelemetry.trace")
     if loaded is None or not hasattr(loaded, "get_tracer_provider"):  # it may be loading just now
         return None
-    provider = loaded.get_tracer_provider()
-    if provider is not _known[0]:
-        _known = provider, _made(loaded, provider)
+    try:
+        provider = loaded.get_tracer_provider()
+        if provider is not _known[0]:
+            _known = provider, _made(loaded, provider)
+    except Exception as error:  # a provider that its environment names and that cannot be loaded
+        metrics.degraded("tracing", type(error).__name__)
+        return None
     return _known[1]
 
 

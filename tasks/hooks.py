@@ -10,7 +10,7 @@ import billiard.pool
 from celery import signals
 from celery.utils.log import ColorFormatter, get_multiprocessing_logger
 
-from notifier import channels, logs, metrics_dir, runtime
+from notifier import channels, logs, metrics_dir, runtime, tracing
 from notifier import hooks as event_hooks
 from notifier.errors import SettingsError
 from notifier.redis.scripts import script
@@ -96,8 +96,9 @@ def _warm_up(**_: Any) -> None:
 
 
 def _close(**_: Any) -> None:
-    """Charge what local buckets lent, while there is time."""
+    """Charge what local buckets lent, while there is time. A pool child runs no exit handlers: its spans go here."""
     runtime.close()
+    tracing.flush()
     metrics_dir.forget_process(os.getpid())
 
 
