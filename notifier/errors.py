@@ -4,6 +4,7 @@ NotifierError
 ├── SettingsError            a setting is missing or bad; names the variable, never shows a secret
 ├── InvalidNotification      an argument of delay() or notify(); also a ValueError
 │   └── InvalidRecipients    some of many cannot be; all others were accepted
+├── InvalidPreferences       a field of Preferences or QuietHours; also a ValueError
 ├── NotAccepted              neither the ledger nor the broker took it; retry with the same id
 ├── ExtraMissing             a command needs an optional extra; names it
 └── Unavailable              a server cannot be used now
@@ -51,6 +52,17 @@ class InvalidRecipients(InvalidNotification):
 
     def __reduce__(self) -> tuple[type[InvalidRecipients], tuple[str, dict[int, str]]]:  # type: ignore[override]
         return type(self), (self.notification_id, self.rejected)
+
+
+class InvalidPreferences(NotifierError, ValueError):
+    """A field of Preferences or QuietHours cannot be used: `field` names it, the text says why and what would do."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+
+    def __reduce__(self) -> tuple[type[InvalidPreferences], tuple[str, str]]:
+        return type(self), (self.field, str(self).removeprefix(f"{self.field}: "))
 
 
 class NotAccepted(NotifierError):
