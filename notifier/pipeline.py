@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Protocol
 
-from notifier import channels, metrics, tracing
+from notifier import channels, metrics, preferences, tracing
 from notifier.channels import WEBSOCKET, Delivery, Duplicate, Failed, Outcome, RetryAt, Sent
 from notifier.channels.attempts import attempt, backoff_s
 from notifier.channels.breaker import breakers
@@ -21,6 +21,7 @@ from notifier.ledger import Ledger
 from notifier.licence import TRIES, Deferred, Denial, End, Grant
 from notifier.limits.limiter import Limiter, Request, Verdict
 from notifier.notification import Identity
+from notifier.preferences import OPTED_OUT
 from notifier.settings import Settings
 from notifier.wire import Message
 
@@ -91,6 +92,19 @@ class Pipeline:
         ttl_us = n.ttl_us or self._default_ttl_us
         return max(message.accepted_us, n.not_before_us) + ttl_us if message.accepted_us else 2**62
 
+    def _wanted(self, messages: list[Message]) -> list[Message]:
+        """Those that their users' preferences let go now."""
+        if not preferences.asked():
+            return messages
+        found = preferences.objections(
+            [m.notification for m in messages], self._ledger.estimated_us(), self._settings.preferences_seconds
+        )
+        objected = [(m, o) for m, o in zip(messages, found, strict=True) if o]
+        self._ledger.book([m for m, o in objected if o.reason == OPTED_OUT], End.DROPPED, OPTED_OUT)
+        later = [(m, o.denial()) for m, o in objected if o.reason != OPTED_OUT]
+        self._put_off([m for m, _ in later], [denial for _, denial in later])
+        return [m for m, o in zip(messages, found, strict=True) if o is None]
+
     def _ask(self, messages: Sequence[Message]) -> list[tuple[Message, Verdict]]:
         verdicts = self._limiter.acquire_many(
             [
@@ -103,6 +117,7 @@ class Pipeline:
     # ---- feeds
 
     def _to_feeds(self, messages: list[Message]) -> None:
+        messages = self._wanted(messages)
         for _ in range(TRIES):
             asked_at_s = time.monotonic()
             asked = self._ask(messages)
@@ -136,8 +151,11 @@ class Pipeline:
         if not left:
             return
         denials = [v.denial(self._interval_us(m)) for m, v in left]
-        replies = self._ledger.deny([m for m, _ in left], denials)
+        self._put_off([m for m, _ in left], denials)
         self._limiter.fall_back([m.identity for m, v in left if v.level == "unavailable"])
+
+    def _put_off(self, messages: Sequence[Message], denials: Sequence[Denial]) -> None:
+        replies = self._ledger.deny(messages, denials)
         if dropped := sum(reply.code == End.DROPPED for reply in replies):
             metrics.degraded("max_waiting", f"{dropped} notifications dropped: too many wait")
 
@@ -156,7 +174,7 @@ class Pipeline:
         blocked = [m for m, r in zip(messages, replies, strict=True) if r.code == "blocked"]
         if blocked:
             self._ledger.deny(blocked, [Denial(0, self._interval_us(m), "order") for m in blocked])
-        asked = self._ask([m for m, r in zip(messages, replies, strict=True) if r.code == "go"])
+        asked = self._ask(self._wanted([m for m, r in zip(messages, replies, strict=True) if r.code == "go"]))
         self._deny([(m, v) for m, v in asked if not v.granted])
         granted = [(m, v) for m, v in asked if v.granted]
         if granted:

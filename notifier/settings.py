@@ -228,6 +228,9 @@ class Settings(BaseSettings):
     apprise_services: str = Field(
         "", description="Services (URL schemes) that the channel apprise may use, comma-separated; empty: all."
     )
+    preferences_seconds: Annotated[float, Field(ge=0, le=86_400)] = Field(
+        30.0, description="How long a process remembers a user's preferences, seconds; 0: it always asks."
+    )
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] = Field(
         0, description="Port on which a worker serves /metrics; 0: none. The gateway serves them anyway."
     )

@@ -20,6 +20,8 @@ REASONS = frozenset(
         "poison",
         "max_waiting",
         "row_refused",
+        "preferences_unavailable",
+        "opted_out",
         "cancelled",
         "erased",
         "reconciled",

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from notifier import channels
+from notifier import channels, preferences
 from notifier.channels import WEBSOCKET, Channel, Delivery, Failed, RetryAt
 from notifier.channels.attempts import attempt, backoff_s
 from notifier.channels.breaker import breakers
@@ -22,6 +22,7 @@ from notifier.errors import SettingsError
 from notifier.licence import TRIES, Denial, End, Grant, RowReply
 from notifier.limits.verdict import Request, Verdict
 from notifier.notification import Identity, Priority
+from notifier.preferences import OPTED_OUT
 from notifier.settings import Settings
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Claimed:
             else:
                 live.append(row)
         self._book(expired, End.EXPIRED)
+        live = self._wanted(live, now_us)
         # Feeds first: a slow channel outside must not hold them up. The others in any order: none is always the last.
         order = {channel: (channel != WEBSOCKET, random.random()) for channel in {row.channel for row in live}}  # noqa: S311
         for channel, group in groupby(sorted(live, key=lambda row: order[row.channel]), key=lambda row: row.channel):
@@ -78,6 +80,16 @@ class Claimed:
             else:
                 self._to_channel(channel, units)
         self._mend_seqs()
+
+    def _wanted(self, rows: list[Row], now_us: int) -> list[Row]:
+        """Those that their users' preferences, which may have changed, let go now."""
+        if not preferences.asked():
+            return rows
+        found = preferences.objections(rows, now_us, self._settings.preferences_seconds)
+        objected = [(row, o) for row, o in zip(rows, found, strict=True) if o]
+        self._book([row for row, o in objected if o.reason == OPTED_OUT], End.DROPPED, OPTED_OUT)
+        self._put_off([(row, o.denial(row.attempts, row.last_error)) for row, o in objected if o.reason != OPTED_OUT])
+        return [row for row, o in zip(rows, found, strict=True) if o is None]
 
     # ---- limiter
 
@@ -184,9 +196,8 @@ class Claimed:
                     self._call(channel, granted)
 
     def _wait_for_breaker(self, rows: Sequence[Row], wait_s: float) -> None:
-        denials = [Denial(int(wait_s * 1e6), 0, Reason.BREAKER_OPEN, row.attempts, row.last_error) for row in rows]
-        for row, reply in zip(rows, self._ledger.deny_rows(rows, denials), strict=True):
-            self._settle(row, reply)
+        wait_us = int(wait_s * 1e6)
+        self._put_off([(row, Denial(wait_us, 0, Reason.BREAKER_OPEN, row.attempts, row.last_error)) for row in rows])
 
     def _checked(self, units: Sequence[Unit]) -> list[Unit]:
         """What may be sent: neither ended nor expired, and nothing earlier waits."""
@@ -226,14 +237,18 @@ class Claimed:
         for unit in sent:
             if len(unit) > 1:  # all its members in one step: a crash must not leave some to be sent as another digest
                 self._book(unit, [End.DIGESTED] * (len(unit) - 1) + [End.DELIVERED])
-        replies = self._ledger.deny_rows([row for row, _ in again], [denial for _, denial in again])
-        for (row, denial), reply in zip(again, replies, strict=True):
-            self._settle(row._replace(attempts=denial.attempts, last_error=denial.error), reply)
+        self._put_off(again)
 
     # ---- fates
 
-    def _book(self, rows: Sequence[Row], end: End | Sequence[End]) -> None:
-        for row, reply in zip(rows, self._ledger.book_rows(rows, end), strict=True):
+    def _put_off(self, denied: Sequence[tuple[Row, Denial]]) -> None:
+        """For another reason than a limit: whoever else waits need not wait longer for it."""
+        replies = self._ledger.deny_rows([row for row, _ in denied], [denial for _, denial in denied])
+        for (row, denial), reply in zip(denied, replies, strict=True):
+            self._settle(row._replace(attempts=denial.attempts, last_error=denial.error), reply)
+
+    def _book(self, rows: Sequence[Row], end: End | Sequence[End], reason: str = "-") -> None:
+        for row, reply in zip(rows, self._ledger.book_rows(rows, end, reason), strict=True):
             self._settle(row, reply)
 
     def _park(self, rows: Sequence[Row], reason: Reason, error: str) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from notifier import metrics
 from notifier.deadletters import claiming, queries
 from notifier.deadletters.claiming import identities_of, keys_of, rows_of
-from notifier.deadletters.digest import DENIED, FOLDING, MAX_MEMBERS, fold, foldable
+from notifier.deadletters.digest import FOLDING, GATHERED, MAX_MEMBERS, fold, foldable
 from notifier.deadletters.schema import Kept, Reason, Row
 from notifier.deadletters.store import BATCH, Store
 from notifier.licence import Deferred
@@ -37,7 +37,7 @@ class Crowd:
 
     def thin(self, items: Sequence[Deferred]) -> Thinned:
         """Bring the users of `items` back to the number that may wait."""
-        who = {(item.notification.user_id, item.notification.channel) for item in items if item.reason in DENIED}
+        who = {(item.notification.user_id, item.notification.channel) for item in items if item.reason in GATHERED}
         folded = dropped = 0
         for user_id, channel in self._crowded(sorted(who)):
             for group in self._claim(user_id, channel):

@@ -17,7 +17,15 @@ from notifier.deadletters.schema import Reason, Row
 
 MAX_MEMBERS = 100
 MAX_IDS = 100  # in one digest object; the newest ones
-DENIED = (Reason.RATE_LIMITED, Reason.QUOTA, Reason.ORDER, Reason.LIMITER_UNAVAILABLE)
+# These stand in line: they hold newer ones of their user back.
+DENIED = (
+    Reason.RATE_LIMITED,
+    Reason.QUOTA,
+    Reason.ORDER,
+    Reason.LIMITER_UNAVAILABLE,
+    Reason.PREFERENCES_UNAVAILABLE,
+)
+GATHERED = (*DENIED, Reason.QUIET_HOURS)  # go together as a digest, and are counted together where too many wait
 TOGETHER, FOLDING = "d:", "f:"  # how a digest_id begins: to be sent as one; being folded into one
 
 
@@ -89,7 +97,7 @@ def assign(rows: Iterable[Row]) -> dict[Row, str]:
     def key(row: Row) -> tuple[str, str, str]:
         return row.user_id, row.channel, row.collapse_key
 
-    fresh = [row for row in rows if row.collapse_key and not row.digest_id and row.reason in DENIED]
+    fresh = [row for row in rows if row.collapse_key and not row.digest_id and row.reason in GATHERED]
     ids: dict[Row, str] = {}
     for _, group in groupby(sorted(fresh, key=lambda row: (key(row), row.seq)), key=key):
         members = list(group)

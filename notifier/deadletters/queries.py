@@ -12,8 +12,8 @@ from notifier.deadletters.digest import MAX_MEMBERS
 from notifier.deadletters.schema import dead_letters
 from notifier.deadletters.sql import (
     CLAIMED,
-    DENIED_REASONS,
     FREE,
+    GATHERED_REASONS,
     IN_LINE,
     NOW,
     ROW,
@@ -151,7 +151,7 @@ CLAIM_MEMBERS = returning_rows(
             SELECT d.ctid AS tid FROM dead_letters AS d
             WHERE d.state = 'waiting' AND (d.user_id, d.channel) = (k.user_id, k.channel)
               AND d.collapse_key = k.collapse_key AND d.digest_id = k.digest_id AND {FREE}
-              AND (k.digest_id <> '' OR d.reason IN ({DENIED_REASONS}))
+              AND (k.digest_id <> '' OR d.reason IN ({GATHERED_REASONS}))
             ORDER BY d.seq LIMIT {MAX_MEMBERS} FOR UPDATE SKIP LOCKED
         ) AS m
     ) AS k
@@ -282,7 +282,7 @@ CROWDED: TextClause = text(
     WHERE EXISTS (
         SELECT 1 FROM dead_letters AS d
         WHERE d.state = 'waiting' AND (d.user_id, d.channel) = (k.user_id, k.channel)
-          AND d.reason IN ({DENIED_REASONS})
+          AND d.reason IN ({GATHERED_REASONS})
         ORDER BY d.user_id, d.channel, d.seq OFFSET :most LIMIT 1
     )
     """
@@ -295,7 +295,7 @@ CLAIM_FOLDABLE = returning_rows(
     FROM (
         SELECT d.ctid AS tid FROM dead_letters AS d
         WHERE d.state = 'waiting' AND (d.user_id, d.channel) = (:user, :channel)
-          AND d.collapse_key <> '' AND d.digest_id = '' AND {FREE} AND d.reason IN ({DENIED_REASONS})
+          AND d.collapse_key <> '' AND d.digest_id = '' AND {FREE} AND d.reason IN ({GATHERED_REASONS})
         ORDER BY d.seq LIMIT :limit FOR UPDATE SKIP LOCKED
     ) AS k
     WHERE d.ctid = k.tid
@@ -313,7 +313,7 @@ SET_FOLDED: TextClause = text(
 BEYOND: TextClause = text(
     f"""
     SELECT d.user_id, d.channel, d.notification_id FROM dead_letters AS d
-    WHERE d.state = 'waiting' AND (d.user_id, d.channel) = (:user, :channel) AND d.reason IN ({DENIED_REASONS})
+    WHERE d.state = 'waiting' AND (d.user_id, d.channel) = (:user, :channel) AND d.reason IN ({GATHERED_REASONS})
     ORDER BY d.user_id, d.channel, d.seq OFFSET :most LIMIT :limit
     """
 )

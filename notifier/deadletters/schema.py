@@ -44,6 +44,7 @@ class Reason(StrEnum):
     QUOTA = "quota"
     ORDER = "order"
     LIMITER_UNAVAILABLE = "limiter_unavailable"
+    PREFERENCES_UNAVAILABLE = "preferences_unavailable"
     SCHEDULED = "scheduled"
     QUIET_HOURS = "quiet_hours"
     DELIVERY_FAILED = "delivery_failed"

@@ -17,7 +17,7 @@ from sqlalchemy import Boolean, column, text
 from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.sql.selectable import TextualSelect
 
-from notifier.deadletters.digest import DENIED
+from notifier.deadletters.digest import DENIED, GATHERED
 from notifier.deadletters.schema import dead_letters
 
 # Microseconds of state Redis's clock go in. Claims end by PostgreSQL's own clock.
@@ -31,9 +31,10 @@ FREE = "(d.claimed_until IS NULL) IS TRUE"
 STILL_DUE = f"d.retry_at + interval '0' <= {NOW}"
 
 # Rows that stand in line: they keep their order, and may take another's place in time.
-DENIED_REASONS = ", ".join(f"'{reason}'" for reason in DENIED)
+_DENIED_REASONS = ", ".join(f"'{reason}'" for reason in DENIED)
 UNEXPIRED = f"(d.expires_at > {NOW} OR d.expires_at IS NULL)"
-IN_LINE = f"(d.reason IN ({DENIED_REASONS}) AND d.priority <> 'critical' AND {UNEXPIRED})"
+IN_LINE = f"(d.reason IN ({_DENIED_REASONS}) AND d.priority <> 'critical' AND {UNEXPIRED})"
+GATHERED_REASONS = ", ".join(f"'{reason}'" for reason in GATHERED)
 
 SAME = "(d.user_id, d.channel, d.notification_id) = (k.user_id, k.channel, k.notification_id)"
 CLAIMED = "claimed_until = clock_timestamp() + make_interval(secs => :seconds), updated_at = now()"
