@@ -18,6 +18,7 @@ from notifier.redis.keys import done_key, identity_part, prefix_of, user_key
 from notifier.redis.state import call
 from notifier.runtime import Runtime
 from notifier.settings import Settings
+from notifier.tracing import trace_id
 
 PLACES = {"Q": "queue", "D": "deferred", "H": "row"}
 QUEUES = {"c": "critical", "n": "normal", "b": "bulk"}
@@ -163,6 +164,7 @@ def as_object(story: Story) -> dict[str, Any]:
         "feed": frame,
         "row": row and {name: value for name, value in row._asdict().items() if name not in ("body", "epoch")},
         "table": story.table,
+        "trace_id": trace_id(story.identity),  # of OpenTelemetry, where it is used
     }
 
 

@@ -11,7 +11,9 @@ from click.testing import CliRunner
 
 from notifier.cli import main
 from notifier.deadletters.manage import Filter, Manager
+from notifier.notification import Identity
 from notifier.settings import Settings
+from notifier.tracing import trace_id
 from tests.deadletters import MakeBench
 
 
@@ -72,6 +74,7 @@ def test_folded_into_which_digest(why: Any, make_bench: MakeBench) -> None:
     assert "with 1 other as a digest" in why("anna", "b")
     story = json.loads(why("anna", "a", "--json"))
     assert (story["done"]["end"], story["feed"]["notification_id"], story["ledger"]) == ("digested", "b", None)
+    assert story["trace_id"] == trace_id(Identity("anna", "websocket", "a"))
 
 
 def test_without_the_table_the_rest_is_told(
