@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from typing import Any
 
 import billiard.pool
@@ -24,6 +25,7 @@ UNSUPPORTED_POOLS = ("gevent", "eventlet")
 # A pool child that was sent a message just before TERM waits for its master to read the result, which it never does:
 # 30 s by default, longer than most supervisors wait before they kill. What is cut short comes again, and ends once.
 LINGER_S = 1
+QUIT_EVERY_S = 0.5
 
 
 def connect() -> None:
@@ -83,6 +85,19 @@ def _start_as_worker(sender: Any = None, **_: Any) -> None:
 
     if sender.app is app:  # a team's worker ends as the team is used to
         billiard.pool.GUARANTEE_MESSAGE_CONSUMPTION_RETRY_LIMIT = LINGER_S * 10
+        signals.worker_ready.connect(_quit_between_writes)
+
+
+def _quit_between_writes(sender: Any = None, **_: Any) -> None:
+    """Celery 5.6 ends the pool within its handler of SIGQUIT. In the middle of a write to a child, both wait for ever:
+    so the event loop runs the handler, between writes."""
+    hub = getattr(sender, "hub", None)
+    if hub is None or "prefork" not in type(sender.pool).__module__:
+        return
+    asked: list[Any] = []
+    handler: Any = signal.getsignal(signal.SIGQUIT)
+    signal.signal(signal.SIGQUIT, lambda *received: asked.append(received))
+    hub.call_repeatedly(QUIT_EVERY_S, lambda: asked and handler(*asked.pop()))
 
 
 def _warm_up(**_: Any) -> None:
