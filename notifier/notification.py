@@ -101,10 +101,7 @@ def clean_user_id(user_id: object) -> str:
     """str, int or UUID, as a str of 1 to 512 characters."""
     if isinstance(user_id, bool) or not isinstance(user_id, (str, int, uuid.UUID)):
         raise InvalidNotification("user_id", f"must be a str, an int or a UUID, not {type(user_id).__name__}")
-    user = clean_text("user_id", str(user_id), MAX_USER_ID)
-    if user.isspace():
-        raise InvalidNotification("user_id", "is nothing but whitespace")
-    return user
+    return clean_text("user_id", str(user_id), MAX_USER_ID)
 
 
 def clean_recipient(user_id: object, notification_id: str) -> str:
