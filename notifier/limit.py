@@ -14,6 +14,7 @@ _FORM = re.compile(
     r"(?P<count>\d{1,12}(?:\.\d{1,15})?)\s*/\s*(?P<period>[a-z]+)(?:\s+burst\s+(?P<burst>\d{1,18}))?", re.ASCII
 )
 
+LONGEST = 100  # characters of the notation
 MIN_EMISSION_US = 40  # 25,000/s
 MAX_EMISSION_US = 86_400 * 10**6  # 1/day
 MAX_DRAIN_US = 3_652 * 86_400 * 10**6  # B/R, ten years: now + this stays far below 2**53, exact in Lua
@@ -32,6 +33,8 @@ class Limit:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read the notation. Raises ValueError with the reason and a form that would do."""
+        if len(text) > LONGEST:
+            raise ValueError(f"a limit of {len(text):,} characters; write e.g. '2/s burst 10'")
         words = " ".join(text.split()).lower()
         if words == "off":
             return cls(0, 1)

@@ -101,7 +101,14 @@ def clean_user_id(user_id: object) -> str:
     """str, int or UUID, as a str of 1 to 512 characters."""
     if isinstance(user_id, bool) or not isinstance(user_id, (str, int, uuid.UUID)):
         raise InvalidNotification("user_id", f"must be a str, an int or a UUID, not {type(user_id).__name__}")
-    return clean_text("user_id", str(user_id), MAX_USER_ID)
+    return clean_text("user_id", _written("user_id", user_id), MAX_USER_ID)
+
+
+def _written(argument: str, value: object) -> str:
+    try:
+        return str(value)
+    except ValueError:  # Python writes no int of more than 4,300 digits
+        raise InvalidNotification(argument, "is a number too long to be written") from None
 
 
 def clean_recipient(user_id: object, notification_id: str) -> str:
@@ -187,10 +194,11 @@ def _clean_id(value: object) -> str:
 
 
 def _priority(value: object) -> Priority:
+    text = _written("priority", value)
     try:
-        return Priority(str(value))
+        return Priority(text)
     except ValueError:
-        raise InvalidNotification("priority", f"must be one of {', '.join(Priority)}, not {value!r:.50}") from None
+        raise InvalidNotification("priority", f"must be one of {', '.join(Priority)}, not {text!r:.50}") from None
 
 
 def _ttl_us(ttl: Any) -> int:
@@ -200,7 +208,8 @@ def _ttl_us(ttl: Any) -> int:
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         raise InvalidNotification("ttl", f"must be seconds or a timedelta, not {type(ttl).__name__}")
     if not 0 < seconds <= MAX_SPAN_S:
-        raise InvalidNotification("ttl", f"must be over 0 and at most ten years of seconds, not {seconds!r:.50}")
+        shown = _written("ttl", seconds)
+        raise InvalidNotification("ttl", f"must be over 0 and at most ten years of seconds, not {shown:.50}")
     return max(1, int(seconds * 1_000_000))
 
 

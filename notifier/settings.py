@@ -13,6 +13,7 @@ from functools import cached_property
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from dotenv import dotenv_values
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
@@ -45,7 +46,14 @@ def _local_bucket(limit: Limit) -> Limit:
 def _redis_url(value: str) -> str:
     if not value.startswith(("redis://", "rediss://", "unix://")):
         raise ValueError("must begin with redis://, rediss:// or unix://")
-    return _parsed(value)
+    _parsed(value)
+    from redis import ConnectionPool, RedisError
+
+    try:
+        ConnectionPool.from_url(value).make_connection()  # opens nothing, and knows the options
+    except (RedisError, ValueError, TypeError):
+        raise ValueError("has an option, after the ?, that redis-py does not take") from None
+    return value
 
 
 def _broker_url(value: str) -> str:
@@ -56,6 +64,7 @@ def _broker_url(value: str) -> str:
 
 def _parsed(value: str) -> str:
     try:
+        urlsplit(value)
         make_url(value)
     except (ArgumentError, ValueError):
         raise ValueError(
@@ -130,7 +139,14 @@ class _Source(PydanticBaseSettingsSource):
 
 def places() -> list[tuple[str, Mapping[str, str | None]]]:
     """Where settings are read from, by name; the first place that names one wins."""
-    return [("environment", os.environ), (".env", dotenv_values(".env")), (str(RUN_ENV), dotenv_values(RUN_ENV))]
+    return [("environment", os.environ), (".env", _read(Path(".env"))), (str(RUN_ENV), _read(RUN_ENV))]
+
+
+def _read(path: Path) -> Mapping[str, str | None]:
+    try:
+        return dotenv_values(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: cannot be read ({type(error).__name__}); it must be UTF-8 text") from None
 
 
 def raw_values() -> dict[str, str]:

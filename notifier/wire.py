@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from notifier.errors import InvalidNotification
 from notifier.notification import Identity, Notification, Priority
 
 SEND_NOTIFICATION = "notifier.send_notification"
@@ -97,6 +98,8 @@ def batch_from_kwargs(kwargs: Mapping[str, Any], *, redelivered: bool = False) -
     """The inverse of batch_to_kwargs. Raises InvalidNotification."""
     shared = {name: value for name, value in kwargs.items() if name not in ("user_ids", "epochs")}
     users = kwargs["user_ids"]
+    if not isinstance(users, (list, tuple)):  # a str would be taken for one user a letter
+        raise InvalidNotification("user_ids", f"must be a list, not {type(users).__name__}")
     epochs = kwargs.get("epochs") or [""] * len(users)
     if not users:
         return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from inspect import signature
 from itertools import islice
@@ -18,6 +19,7 @@ from notifier.notification import (
     MAX_NAME,
     MAX_USER_ID,
     Notification,
+    canonical_body,
     clean_recipient,
     clean_text,
 )
@@ -25,6 +27,7 @@ from notifier.wire import SEND_NOTIFICATION, SEND_NOTIFICATIONS, Message, batch_
 from tasks.base import NotificationTask
 from tasks.home import in_home_app
 
+EXACT = 2**53  # Lua's numbers are exact below
 SLICE = 1_000  # recipients held in memory at a time, however many there are
 T = TypeVar("T")
 
@@ -123,12 +126,27 @@ def checked(message: Message) -> Message:
     if n.collapse_key != "":
         clean_text("collapse_key", n.collapse_key, MAX_ID)
     clean_text("payload", n.body, MAX_BODY_BYTES)
-    times = (n.ttl_us, n.not_before_us, message.accepted_us)
-    if not (all(isinstance(value, int) for value in times) and isinstance(message.epoch, str)):
-        raise InvalidNotification("accepted_us", "and the other times must be int, epoch str")
+    for name, value in (("ttl_us", n.ttl_us), ("not_before_us", n.not_before_us), ("accepted_us", message.accepted_us)):
+        if type(value) is not int or not 0 <= value < EXACT:
+            raise InvalidNotification(name, f"must be an int from 0 to {EXACT - 1:,}")
+    for name, flag in (("chosen", n.chosen), ("unledgered", message.unledgered), ("again", message.again)):
+        if type(flag) is not bool:
+            raise InvalidNotification(name, "must be true or false")
+    if not isinstance(message.epoch, str) or len(message.epoch) > MAX_NAME:
+        raise InvalidNotification("epoch", f"must be a str of at most {MAX_NAME} characters")
     if not message.accepted_us:  # no producer of ours made this text, which is spliced into frames
-        json.loads(n.body)
+        return replace(message, notification=replace(n, body=_rewritten(n.body)))
+    if not n.body.isascii() or "\n" in n.body or "\r" in n.body:  # a line break would end a frame of an event stream
+        raise InvalidNotification("body", "must be ASCII, on one line")
     return message
+
+
+def _rewritten(body: str) -> str:
+    """A stranger's JSON text as we write it. Raises InvalidNotification, or ValueError."""
+    try:
+        return canonical_body(json.loads(body))
+    except RecursionError:
+        raise InvalidNotification("body", "is nested too deep") from None
 
 
 def _sliced(items: Iterable[T]) -> Iterator[list[T]]:

@@ -21,7 +21,7 @@ def translate(kwargs: dict[str, Any], task_id: str | None, options: dict[str, An
     if isinstance(given.get("priority"), str):
         kwargs.setdefault("priority", given.pop("priority"))
     if "countdown" in given:
-        kwargs.setdefault("not_before", now + timedelta(seconds=given["countdown"]))
+        kwargs.setdefault("not_before", _later(now, given["countdown"]))
     if "eta" in given:
         kwargs.setdefault("not_before", _aware("eta", given["eta"]))
     if "expires" in given:
@@ -35,6 +35,13 @@ def translate(kwargs: dict[str, Any], task_id: str | None, options: dict[str, An
         if name in given:
             raise InvalidNotification(name, "is not the caller's to choose: the queue follows from the priority")
     return kwargs
+
+
+def _later(now: datetime, countdown: Any) -> datetime:
+    try:
+        return now + timedelta(seconds=countdown)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidNotification("countdown", "must be a number of seconds, of at most ten years") from None
 
 
 def _ttl(expires: Any, not_before: Any, now: datetime) -> Any:

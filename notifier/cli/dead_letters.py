@@ -19,6 +19,7 @@ from notifier.cli.output import console, emit_json, example, plain_table
 from notifier.cli.output import rows as aligned
 from notifier.deadletters.manage import Done, Filter, Manager, Summary, forecast_s
 from notifier.deadletters.schema import Reason, Row, State, instant
+from notifier.notification import MAX_USER_ID, clean_text
 from notifier.runtime import Runtime
 from notifier.settings import Settings
 
@@ -26,6 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 CHANGED = {"replay": "due now", "park": "parked", "drop": "dropped"}
 LEFT = "a replay has them just now, or this command is not for them"
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+OLDEST_S = 50 * 31_557_600  # what comes before 1970 is no time of a row
 _AGE = re.compile(r"(\d{1,9})([smhdw])")
 
 
@@ -40,8 +42,11 @@ class Age(click.ParamType[int]):
             return value
         match = _AGE.fullmatch(value.strip())
         if match is None:
-            self.fail(f"{value!r} is no age; write e.g. 90s, 15m, 2h or 7d", param, ctx)
-        return int(match[1]) * _UNITS_S[match[2]] * 1_000_000
+            self.fail(f"{value!r:.50} is no age; write e.g. 90s, 15m, 2h or 7d", param, ctx)
+        seconds = int(match[1]) * _UNITS_S[match[2]]
+        if seconds > OLDEST_S:
+            self.fail(f"{value!r} is over {OLDEST_S // 31_557_600} years", param, ctx)
+        return seconds * 1_000_000
 
 
 class Moment(click.ParamType[int]):
@@ -58,8 +63,8 @@ class Moment(click.ParamType[int]):
         try:
             moment = datetime.fromisoformat(value)
         except ValueError:
-            self.fail(f"{value!r} is no time; write e.g. 2h (ago) or 2026-01-31T12:00:00+00:00", param, ctx)
-        return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000_000)
+            self.fail(f"{value!r:.50} is no time; write e.g. 2h (ago) or 2026-01-31T12:00:00+00:00", param, ctx)
+        return max(1, int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000_000))
 
 
 def _now_us() -> int:
@@ -92,6 +97,9 @@ def _filtered(command: F) -> F:
     """Adds the filter's options; the command gets them as one Filter named `which`."""
 
     def build(age_us: int | None = None, **values: Any) -> Filter:
+        for name in ("user_id", "notification_id", "channel", "category"):
+            if values[name] is not None:
+                clean_text(name, values[name], MAX_USER_ID)
         return Filter(**values, until_us=None if age_us is None else _now_us() - age_us)
 
     names = ("user_id", "notification_id", "channel", "category", "reason", "state", "since_us", "age_us")

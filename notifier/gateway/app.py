@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -23,7 +22,7 @@ from notifier.exposition import Exposition
 from notifier.gateway import meters, web
 from notifier.gateway.auth import SUBPROTOCOL, Auth, Refused, Session
 from notifier.gateway.client import GOING_AWAY, POLICY, TOKEN_EXPIRED, Client, Wire
-from notifier.gateway.feed import Cursor, is_id
+from notifier.gateway.feed import PING, Cursor, heard, is_id
 from notifier.gateway.hub import Hub
 from notifier.gateway.wires import EventWire, WebSocketWire
 from notifier.limits.local import LocalBucket
@@ -170,20 +169,17 @@ class Gateway:
         patience = LocalBucket(*TALK)
         while True:
             try:
-                said = json.loads(await websocket.receive_text())
-                kind = said["type"]
-                read_id = said["id"] if kind == "read" else ""
-                sane = kind in ("ping", "read") and isinstance(read_id, str) and (is_id(read_id) or kind == "ping")
-            except (KeyError, TypeError, ValueError, RecursionError):  # bytes come without a text
-                sane = False
-            if not sane or not patience.consume():
+                meant = heard(await websocket.receive_text())
+            except KeyError:  # bytes come without a text
+                meant = None
+            if meant is None or not patience.consume():
                 client.close(POLICY, "not understood, or too many messages")
                 continue  # until the connection has closed
-            if kind == "ping":
+            if meant == PING:
                 await websocket.send_text(PONG)
             else:
                 with suppress(StateUnavailable):  # the client sees no answer, and says it again
-                    await self._hub.read_mark(client.user_id, read_id)
+                    await self._hub.read_mark(client.user_id, meant)
 
 
 class EventStream(Response):

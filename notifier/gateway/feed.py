@@ -11,11 +11,13 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+PING = "ping"
 START = "0-0"  # before the first entry
 PAGE = 64  # entries one read asks for
 HELD = 256  # pushes kept while a read is under way; beyond, the feed is read once more instead
 
 _ID = re.compile(r"\d{1,20}-\d{1,20}", re.ASCII)
+_LAST = 2**64 - 1  # of each half: Redis takes no higher one
 
 
 class Message(NamedTuple):
@@ -50,7 +52,20 @@ class Step(NamedTuple):
 
 def is_id(text: str) -> bool:
     """Whether a client's last id can be one: `1764471120123-0`."""
-    return _ID.fullmatch(text) is not None
+    return _ID.fullmatch(text) is not None and max(order(text)) <= _LAST
+
+
+def heard(said: str) -> str | None:
+    """What a client says: PING, the id up to which its user has read, or None where it is nonsense."""
+    try:
+        message = json.loads(said)
+        kind = message["type"]
+        if kind == PING:
+            return PING
+        read_id = message["id"] if kind == "read" else ""
+        return read_id if isinstance(read_id, str) and is_id(read_id) else None
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
 
 
 def order(stream_id: str) -> tuple[int, int]:
