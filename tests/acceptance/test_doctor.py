@@ -43,6 +43,7 @@ def bad(found: dict[str, dict[str, Any]]) -> dict[str, str]:
     return {check: finding["level"] for check, finding in found.items() if finding["level"] != "ok"}
 
 
+@pytest.mark.slow
 def test_a_whole_installation_is_well_and_stays_as_it_was(
     make_site: Callable[..., Site], fresh_valkey: Callable[..., Valkey]
 ) -> None:

@@ -68,6 +68,7 @@ def test_worker_and_beat_of_a_team_run_our_tasks_too(team: Site) -> None:
     assert "Traceback" not in worker.text + beat.text
 
 
+@pytest.mark.slow
 def test_a_worker_kept_to_their_queue_takes_none_of_ours(team: Site, broker: Redis) -> None:
     worker = team.worker("--queues", "celery", app="team")
     team.python(SEND)

@@ -17,6 +17,7 @@ from tests.support import eventually
 Servers = Callable[..., Valkey]
 
 
+@pytest.mark.slow
 def test_sent_while_the_ledger_is_away(make_site: Callable[..., Site], fresh_valkey: Servers) -> None:
     state = fresh_valkey(aof="always")
     site = make_site(redis_url=state.url(), user_limit="off")

@@ -68,6 +68,7 @@ def test_whatever_json_can_say_arrives_as_it_was_said(make_site: Callable[..., S
     assert [raw_bodies(f"user-{n}") for n, _ in enumerate(said)] == [[body, body] for body in said]
 
 
+@pytest.mark.slow
 def test_a_message_that_the_broker_lost_is_published_again(site: Site, broker: Redis) -> None:
     """celery/kombu#305: a pop that nobody recorded."""
     for number in range(5):
@@ -80,6 +81,7 @@ def test_a_message_that_the_broker_lost_is_published_again(site: Site, broker: R
     assert [site.payloads(f"user-{number}") for number in range(5)] == [[n] for n in range(5)]
 
 
+@pytest.mark.slow
 def test_a_worker_frozen_and_killed_with_messages_in_hand(site: Site) -> None:
     """celery/celery#4984: what a killed worker held comes back within seconds, not after an hour."""
     beat, frozen = site.beat(), site.worker()
@@ -141,6 +143,7 @@ def test_children_that_are_replaced_all_the_time_leave_nothing_behind(site: Site
     assert worker.stop() == 0
 
 
+@pytest.mark.slow
 def test_nothing_of_a_payload_or_a_password_is_logged(site: Site, broker: Redis) -> None:
     worker, beat = site.worker("--loglevel", "DEBUG"), site.beat("--loglevel", "DEBUG")
     canary = "canary-7f3a"

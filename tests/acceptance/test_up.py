@@ -107,6 +107,7 @@ def remove_data(directory: Path) -> None:
         shutil.rmtree(link.resolve())
 
 
+@pytest.mark.slow
 def test_one_sends_and_sees_it_a_second_up_is_refused_and_ctrl_c_leaves_nothing_but_the_data(
     tmp_path: Path, start: Callable[..., Up]
 ) -> None:

@@ -233,6 +233,7 @@ def test_places_are_the_earliest_that_nobody_has() -> None:
     assert free_places(pace, [1_000], 0) == []
 
 
+@pytest.mark.slow
 def test_a_restart_of_the_server_is_not_noticed(fresh_postgres: Callable[..., Postgres]) -> None:
     server = fresh_postgres(durable=True)
     store = Store(server.url())

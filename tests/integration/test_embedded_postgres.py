@@ -81,6 +81,7 @@ def test_data_and_password_are_kept_between_two_runs(tmp_path: Path) -> None:
     assert not data_dir.exists()
 
 
+@pytest.mark.slow
 def test_a_frozen_one_answers_nothing_until_it_is_thawed_and_can_be_stopped(fresh_postgres: Factory) -> None:
     server = fresh_postgres()
     server.freeze()
@@ -93,6 +94,7 @@ def test_a_frozen_one_answers_nothing_until_it_is_thawed_and_can_be_stopped(fres
     assert not server.running
 
 
+@pytest.mark.slow
 def test_scratch_data_of_a_process_that_was_killed_is_removed_by_the_next(tmp_path: Path) -> None:
     home = tmp_path / "killed"
     killed = subprocess.Popen(

@@ -34,6 +34,7 @@ def stack(environment: dict[str, str], tmp_path: Path) -> Iterator[Stack]:
     stack.stop()
 
 
+@pytest.mark.slow
 def test_what_is_killed_is_started_again_and_nothing_is_left_at_the_end(stack: Stack) -> None:
     before = {process.pid for process in descendants()}
     stack.start()
@@ -57,6 +58,7 @@ def test_what_is_killed_is_started_again_and_nothing_is_left_at_the_end(stack: S
     assert {process.pid for process in descendants()} <= before
 
 
+@pytest.mark.slow
 def test_one_that_keeps_dying_is_started_ever_later(environment: dict[str, str], tmp_path: Path) -> None:
     stack = Stack(environment | {"NOTIFIER_USER_LIMIT": "nonsense"}, tmp_path / "log", workers=0, beat=False)
     (tmp_path / "log").mkdir()

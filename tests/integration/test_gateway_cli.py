@@ -42,6 +42,7 @@ def gateway(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+@pytest.mark.slow
 def test_listen_prints_what_arrives_and_feed_what_arrived(
     environment: dict[str, str], gateway: subprocess.Popen[str], valkey: Valkey
 ) -> None:

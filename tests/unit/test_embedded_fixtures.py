@@ -14,6 +14,7 @@ from tests.support import eventually
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "ci", "code"),
     [
