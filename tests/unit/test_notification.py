@@ -52,7 +52,7 @@ def test_user_ids(given_id: object, kept: str) -> None:
     assert Notification.create(given_id, None).user_id == kept
 
 
-@pytest.mark.parametrize("user_id", ["", " \t", "x" * 513, None, True, 1.5, b"anna", ["anna"], "a\0b", "\ud800"])
+@pytest.mark.parametrize("user_id", ["", "x" * 513, None, True, 1.5, b"anna", ["anna"], "a\0b", "\ud800"])
 def test_bad_user_ids_are_refused_by_name(user_id: object) -> None:
     with pytest.raises(InvalidNotification, match=r"^user_id: ") as refused:
         Notification.create(user_id, None)
