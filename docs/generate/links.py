@@ -1,7 +1,7 @@
 """Links that leave docs/ work on the site as they do in the repository. A hook of MkDocs, see mkdocs.yml.
 
 SECURITY.md and CHANGELOG.md become pages. Another file that a page links to is put into the site as it is; a link to a
-directory becomes its path.
+directory becomes its path in brackets.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return found[0]
         path = target.removeprefix(_OUTWARD)
         if (ROOT / path).is_dir():
-            return f"`{path}`"
+            return f"`{path}`" if found["text"].strip("`") in path.split("/") else f"{found['text']} (`{path}`)"
         return f"[{found['text']}]({PAGES.get(path, AS_IT_IS + path)}{found['anchor'] or ''})"
 
     return markdown if page.file.generated_by else _LINK.sub(pointed, markdown)

@@ -102,7 +102,7 @@ def commands() -> Iterator[str]:
 
 def of_metrics() -> Iterator[str]:
     """What `/metrics` serves of ours."""
-    yield "# Metrics"
+    yield "# Metrics\n\n<div class='whole' markdown>"
     yield "\nAt `/metrics` of a gateway and, with `NOTIFIER_METRICS_PORT`, of a worker."
     yield "See [operations](../operations.md)."
     yield "\n## What processes count\n\nSum these over instances.\n"
@@ -116,6 +116,7 @@ def of_metrics() -> Iterator[str]:
     yield from _HEAD
     for family in families(Survey({}, None, None)):
         yield _metric(family.name, family.type, getattr(family, "_labelnames", ()), family.documentation)
+    yield "\n</div>"
 
 
 _HEAD = ("| metric | type | labels | |", "|---|---|---|---|")
