@@ -63,6 +63,7 @@ subprotocols = st.lists(texts | tokens.map("bearer.{}".format) | st.just("notifi
 
 @given(st.sampled_from([auth, open_auth]), headers, subprotocols)
 @example(open_auth, {"authorization": f"Bearer {encoded(b'[' * 3_000)}.e30.AA"}, [])
+@example(open_auth, {"authorization": "Bearer \ud800"}, [])
 @example(open_auth, {"authorization": f"Bearer {signed({'sub': 'a', 'exp': math.inf}, SECRET)}"}, [])
 @example(open_auth, {"authorization": f"Bearer {signed({'sub': 'a', 'exp': 10**400}, SECRET)}"}, [])
 def test_a_client_is_refused_in_our_words_or_let_in_by_a_signed_token(

@@ -8,7 +8,7 @@ import pickle
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from notifier.cli.send import _moment, _payload
@@ -70,6 +70,9 @@ def test_a_call_is_refused_by_name_or_fits(user_id: Any, payload: Any, given_opt
 
 
 @given(st.recursive(objects, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3)))
+@example("x" * MAX_BODY_BYTES)
+@example(math.nan)
+@example({1, 2})
 def test_a_refused_payload_is_not_shown(payload: Any) -> None:
     try:
         n = Notification.create("ann", {CANARY: [CANARY, payload]})
