@@ -134,7 +134,7 @@ class Auth:
                     audience=self._audience,
                 )
                 return Session(clean_user_id(claims["sub"]), float(claims["exp"]), claims.get("live") is True)
-            except (OverflowError, RecursionError, UnicodeError) as error:  # PyJWT lets these through, 2.10 the second too
+            except (OverflowError, RecursionError, UnicodeError) as error:  # PyJWT passes these on
                 failure = jwt.DecodeError(type(error).__name__)
             except jwt.ExpiredSignatureError:
                 raise Refused(401, "token_expired", "the token has expired; get a new one") from None
