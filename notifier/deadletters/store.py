@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BATCH = 500
+VANISHED_S = 5  # a server that acknowledges nothing for so long is gone; one that is only slow acknowledges
 _ERROR_LENGTH = 2_000
 _WALKS = 20
 _ROWS_OF_A_USER = 10
@@ -259,6 +260,16 @@ class Store:
             return self._engine
 
 
+# A server's timeouts end nothing where its host has vanished. By itself libpq waits for a quarter of an hour then, or for
+# hours where all it sent was acknowledged: longer than a worker without time limits (threads, solo) can spare.
+_GIVEN_UP = {
+    "tcp_user_timeout": VANISHED_S * 1000,
+    "keepalives_idle": 2,
+    "keepalives_interval": 1,
+    "keepalives_count": VANISHED_S - 2,
+}
+
+
 def _make_engine(url: Any) -> Engine:
     return create_engine(
         url,
@@ -268,7 +279,7 @@ def _make_engine(url: Any) -> Engine:
         max_overflow=6,
         pool_timeout=3,
         hide_parameters=True,
-        connect_args={"connect_timeout": 3, "application_name": "notifier"},
+        connect_args={"connect_timeout": 3, "application_name": "notifier", **_GIVEN_UP},
     )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +17,7 @@ from notifier.deadletters import queries
 from notifier.deadletters.line import Pace, free_places
 from notifier.deadletters.schema import Kept
 from notifier.deadletters.sql import LIMITS
-from notifier.deadletters.store import Store
+from notifier.deadletters.store import VANISHED_S, Store
 from notifier.embedded.postgres import Postgres
 from notifier.errors import DatabaseUnavailable
 from notifier.licence import Deferred
@@ -264,3 +267,18 @@ def test_connections_are_bounded_and_running_out_is_no_loss(store: Store) -> Non
         connection.close()
     store.insert([item("anna", 1)])
     assert store.counts().waiting == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have not all of these")
+def test_a_server_that_has_vanished_is_given_up_by_the_kernel(store: Store) -> None:
+    """Packets that are dropped cannot be had without a network of one's own: what the kernel was told is looked at."""
+    descriptor = store.run(lambda c: os.dup(c.connection.driver_connection.fileno()))  # type: ignore[union-attr]
+    with socket.socket(fileno=descriptor) as to_server:
+        assert to_server.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == VANISHED_S * 1000
+        assert to_server.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        probes = [
+            to_server.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        ]
+    idle_s, every_s, count = probes
+    assert idle_s + every_s * count == VANISHED_S
