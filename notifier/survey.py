@@ -1,8 +1,8 @@
 """Asks every server how things stand: at most for a moment, whichever of them is away or frozen.
 
-For `/metrics`, `notifier top` and whoever else wants to know. Each question runs in a thread of its own; who does not
-answer in time is called away, and is asked again when its answer, or its timeout, has come. What was answered counts
-for a second, and for ten times as long as it took: nobody is kept busy by being watched.
+For `/metrics`, `notifier status`, `notifier top` and whoever else wants to know. Each question runs in a thread of its
+own; who does not answer in time is called away, and is asked again when its answer, or its timeout, has come. What was
+answered counts for a second, and for ten times as long as it took: nobody is kept busy by being watched.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from notifier.errors import NotifierError
 from notifier.licence import Counts
 from notifier.redis.keys import PREFIX
 from notifier.redis.reach import reach_broker, reach_redis
+from notifier.redis.state import call
 from notifier.runtime import Runtime
 from notifier.settings import Settings
 
@@ -24,7 +25,7 @@ SERVERS = ("state", "limiter", "database", "broker")
 TIMEOUT_S = 1.0
 FRESH_S = 1.0
 OK = "ok"
-NO_ANSWER = f"no answer within {TIMEOUT_S:g} s"
+NO_ANSWER = "no answer in time"
 
 
 class Books(NamedTuple):
@@ -37,7 +38,10 @@ class Books(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """`servers` has "ok" or what is wrong for each that was asked; what is not known is None."""
+    """`servers` has "ok" or what is wrong for each that was asked: it is away, or refuses what it was asked.
+
+    What is not known is None: also books and rows that were not told in time.
+    """
 
     servers: dict[str, str]
     books: Books | None
@@ -47,8 +51,16 @@ class Survey(NamedTuple):
 class Surveyor:
     """Asks the servers of `settings`, with connections of its own. Nothing is connected before the first look."""
 
-    def __init__(self, settings: Settings, servers: tuple[str, ...] = SERVERS, *, fresh_s: float = FRESH_S) -> None:
-        """`fresh_s`: for so long an answer counts at least."""
+    def __init__(
+        self,
+        settings: Settings,
+        servers: tuple[str, ...] = SERVERS,
+        *,
+        fresh_s: float = FRESH_S,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """`fresh_s`: for so long an answer counts at least. `timeout_s`: how long one look may take."""
+        self._timeout_s = timeout_s
         self._runtime = Runtime(settings)
         self._runtime.ledger, self._runtime.store, self._runtime.sweep  # noqa: B018  made here, not by two threads
         questions: dict[str, Callable[[], Any]] = {
@@ -62,14 +74,17 @@ class Surveyor:
         self._rows = _Question(self._runtime.store.ages, fresh_s) if "database" in servers else None
 
     def look(self) -> Survey:
-        """Ends within about TIMEOUT_S. Raises nothing because a server is away. Safe between threads."""
-        until_s = time.monotonic() + TIMEOUT_S
+        """Ends within about the timeout. Raises nothing because a server is away. Safe between threads."""
+        until_s = time.monotonic() + self._timeout_s
         asked = [*self._servers.values(), self._books, *([self._rows] if self._rows else [])]
         for question in asked:
             question.ask()
         for question in asked:
             question.wait(until_s)
         problems = {name: question.problem for name, question in self._servers.items()}
+        for name, told in (("state", self._books), ("database", self._rows)):
+            if told and problems.get(name) == OK and told.problem != NO_ANSWER:
+                problems[name] = told.problem
         return Survey(
             servers=problems,
             books=self._books.answer if problems.get("state", OK) == OK else None,
@@ -84,7 +99,7 @@ class Surveyor:
         runtime = self._runtime
         counts = runtime.ledger.counts()
         ages = runtime.sweep.queue_ages_s()
-        replayed_us: Any = runtime.client.get(f"{PREFIX}replayed")
+        replayed_us: Any = call(lambda: runtime.client.get(f"{PREFIX}replayed"))
         since_s = None if replayed_us is None else max(0.0, (runtime.ledger.now_us() - int(replayed_us)) / 1e6)
         return Books(time.monotonic(), counts, {str(queue): age_s for queue, age_s in ages.items()}, since_s)
 
@@ -125,7 +140,8 @@ class _Question:
             self.answer, self._problem = self._question(), OK
         except Exception as error:  # whatever its client raises; only our own texts are known to hold no password
             self.answer = None
-            self._problem = str(error) if isinstance(error, NotifierError) else type(error).__name__
+            known = isinstance(error, NotifierError)
+            self._problem = str(error) if known else f"cannot be used ({type(error).__name__})"
         now_s = time.monotonic()
         self._due_s = now_s + max(self._fresh_s, 10 * (now_s - began_s) if self._problem == OK else 0)
         with self._lock:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from contextlib import closing
+from typing import Any, NamedTuple
 
 import click
 
 from notifier.cli import celery_app
 from notifier.cli.away import VARIABLE, way_out
 from notifier.cli.output import emit_json, example
-from notifier.errors import NotifierError
-from notifier.redis.keys import PREFIX
-from notifier.redis.reach import reach_broker, reach_redis
-from notifier.runtime import Runtime
-from notifier.settings import Settings, mask_url
+from notifier.settings import Settings
+from notifier.survey import OK, Survey, Surveyor
 
-T = TypeVar("T")
-
+PATIENCE_S = 6.0  # longer than each server's client waits, so that it is that one's word which is shown
 REPLAY_IS_LATE_S = 10.0
 QUEUE_IS_OLD_S = 5.0
 ENDS = ("delivered", "digested", "expired", "dropped", "duplicate", "parked")
@@ -52,64 +48,42 @@ def command(as_json: bool) -> None:
 
     Exit code 1 if anything is degraded.
     """
-    runtime = Runtime(Settings())
-    try:
-        report = collect(runtime)
-    finally:
-        runtime.close()
+    with closing(Surveyor(Settings(), timeout_s=PATIENCE_S)) as surveyor:
+        report = report_of(surveyor.look())
     if as_json:
         emit_json(report._asdict())
     else:
         click.echo("\n".join(render(report)))
-        if all(report.servers.get(server) != "ok" for server in NAMES):
+        if OK not in report.servers.values():
             click.echo(f"Nothing runs here: {way_out(*VARIABLE)}.", err=True)
     sys.exit(1 if report.degraded else 0)
 
 
-def collect(runtime: Runtime) -> Report:
-    """Ask every server once. Never raises for one that is away."""
-    servers: dict[str, str] = {}
-
-    def ask(server: str, question: Callable[[], T]) -> T | None:
-        try:
-            answer = question()
-        except Exception as error:  # whatever its client raises, the others are still asked
-            known = isinstance(error, NotifierError)
-            text = str(error) if known else f"{type(error).__name__}: {mask_url(str(error))[:200]}"
-            servers[server] = text if known else f"{NAMES[server]} cannot be used ({text})"
-            return None
-        servers.setdefault(server, "ok")
-        return answer
-
-    settings = runtime.settings
-    counts = ask("state", lambda: runtime.ledger.counts()._asdict())
-    ages = ask("state", runtime.sweep.queue_ages_s) if counts else None
-    replayed_s_ago = ask("state", lambda: _replayed_s_ago(runtime)) if counts else None
-    ask("limiter", lambda: reach_redis("limiter Redis", settings.limiter_url))
-    rows = ask("database", lambda: runtime.store.counts()._asdict())
-    ask("broker", lambda: reach_broker(settings.broker_url))
+def report_of(survey: Survey) -> Report:
+    """What a survey means."""
+    books, rows = survey.books, survey.rows
+    counts = books.counts._asdict() if books else None
     known = [counts[name] for name in (*ENDS, "waiting", "in_flight")] if counts else []
     report = Report(
         counts=counts,
-        rows=rows,
-        queue_age_s=None if ages is None else {str(queue): age for queue, age in ages.items()},
-        replayed_s_ago=replayed_s_ago,
+        rows={"waiting": rows.waiting, "parked": rows.parked} if rows else None,
+        queue_age_s=books.queue_age_s if books else None,
+        replayed_s_ago=books.replayed_s_ago if books else None,
         unaccounted=counts["accepted"] - sum(known) if counts else None,
-        servers=servers,
+        servers=survey.servers,
         degraded=[],
     )
     return report._replace(degraded=list(_degraded(report)))
 
 
-def _replayed_s_ago(runtime: Runtime) -> float | None:
-    replayed_us = runtime.client.get(f"{PREFIX}replayed")
-    return None if replayed_us is None else max(0.0, (runtime.ledger.now_us() - int(replayed_us)) / 1e6)
-
-
 def _degraded(report: Report) -> list[str]:
-    lines = [f"{problem}: {CONSEQUENCE[server]}" for server, problem in report.servers.items() if problem != "ok"]
+    lines = [
+        f"{problem if NAMES[server] in problem else f'{NAMES[server]}: {problem}'}: {CONSEQUENCE[server]}"
+        for server, problem in report.servers.items()
+        if problem != OK
+    ]
     if report.counts is None:
-        return lines
+        return lines or [f"{NAMES['state']} answers, but what is on its way it did not tell in time"]
     if report.replayed_s_ago is None or report.replayed_s_ago > REPLAY_IS_LATE_S:
         since = "an hour or longer" if report.replayed_s_ago is None else f"{report.replayed_s_ago:,.0f} s"
         lines.append(f"no replay has run for {since}: are beat and a worker running?{_shadow()}")
@@ -147,7 +121,7 @@ def render(report: Report) -> list[str]:
         lines.append(f"through the queues in: {', '.join(ages)}")
     if report.replayed_s_ago is not None:
         lines.append(f"last replay: {report.replayed_s_ago:,.1f} s ago")
-    lines += [f"{NAMES[server]}: {problem}" for server, problem in report.servers.items() if problem == "ok"]
+    lines += [f"{NAMES[server]}: {problem}" for server, problem in report.servers.items() if problem == OK]
     if report.degraded and lines:
         lines.append("")
     return lines + [f"degraded: {line}" for line in report.degraded]

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from notifier import metrics, runtime
 from notifier.cli import main
 from notifier.embedded.valkey import Valkey
+from notifier.redis.client import connect
 from notifier.redis.keys import PREFIX
 from notifier.settings import Settings
 from tests.support import free_port
@@ -129,6 +130,22 @@ def test_a_frozen_server_does_not_hold_it_up(
     finally:
         frozen.thaw()
     assert "limiter Redis" in line
+
+
+def test_a_server_that_refuses_what_it_is_asked_is_named(
+    servers: Settings, monkeypatch: pytest.MonkeyPatch, fresh_valkey: Callable[..., Valkey]
+) -> None:
+    """It answers, and yet nothing can be accepted or known: that is not ok."""
+    state = fresh_valkey(aof=None)
+    with connect(state.url(), 5.0) as client:
+        client.acl_setuser(
+            "watcher", enabled=True, passwords=["+hunter2"], categories=["+@all", "-@scripting"], keys="*"
+        )
+    monkeypatch.setenv("NOTIFIER_REDIS_URL", state.url().replace(f":{state.password}@", "watcher:hunter2@"))
+    result = run("status")
+    assert result.exit_code == 1, result.output
+    assert "degraded: state Redis refuses: NoPermissionError" in result.output
+    assert "hunter2" not in result.output
 
 
 @pytest.mark.parametrize(
