@@ -260,7 +260,7 @@ class Store:
             return self._engine
 
 
-# A server's timeouts end nothing where its host has vanished. By itself libpq waits for a quarter of an hour then, or for
+# A server's timeouts end nothing where its host has vanished. By itself libpq waits for a quarter of an hour then, for
 # hours where all it sent was acknowledged: longer than a worker without time limits (threads, solo) can spare.
 _GIVEN_UP = {
     "tcp_user_timeout": VANISHED_S * 1000,
