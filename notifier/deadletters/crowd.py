@@ -56,9 +56,17 @@ class Crowd:
                 if reply.action == "ended":
                     ended.append(row.identity)
                 else:
-                    kept.append(Kept(row.identity, row.reason, 0, row.attempts, row.last_error))
+                    kept.append(_unmarked(row))
         self._store.finish(ended, kept=list(dict.fromkeys(kept)))
         return len(ended)
+
+    def take_up(self, rows: Sequence[Row]) -> None:
+        """Rows that were being folded when their replayer died: go on, if the newest and others are still there."""
+        *members, last = rows
+        if members and last.digest_id == FOLDING + last.notification_id:
+            self.fold(rows)
+        else:  # cancelled meanwhile; what is left tells of itself
+            self._store.finish(kept=[_unmarked(row) for row in rows])
 
     def _crowded(self, who: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
         if not who:
@@ -100,3 +108,8 @@ class Crowd:
                 "max_waiting", f"{len(gone)} notifications of one user dropped: too many wait", about=about
             )
         return len(gone)
+
+
+def _unmarked(row: Row) -> Kept:
+    """It is not being folded any more."""
+    return Kept(row.identity, row.reason, 0, row.attempts, row.last_error)

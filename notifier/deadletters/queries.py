@@ -167,11 +167,12 @@ SET_DIGEST: TextClause = text(
     """
 )
 
+# The claims of one digest do not end in the same instant: not before all have, for its rows go together.
 CLAIM_RAN_OUT = returning_rows(
     f"""
     UPDATE dead_letters AS d SET starts = d.starts + 1, {CLAIMED}
     FROM (
-        SELECT d.ctid AS tid FROM dead_letters AS d WHERE {WAITS} AND d.claimed_until <= now()
+        SELECT d.ctid AS tid FROM dead_letters AS d WHERE {WAITS} AND d.claimed_until <= now() - interval '1 s'
         ORDER BY d.claimed_until LIMIT 1 FOR UPDATE SKIP LOCKED
     ) AS k
     WHERE d.ctid = k.tid

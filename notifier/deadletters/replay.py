@@ -80,7 +80,7 @@ class Replay:
         alone_until_s = self._clock() + self._budget_s / 4
         while self._clock() < alone_until_s and (rows := self._store.claim_ran_out()):
             if rows[0].digest_id.startswith(FOLDING):
-                self._crowd.fold(rows)
+                self._crowd.take_up(rows)
             else:
                 report += self._send(rows)[0]
         while rows := self._store.claim(self._ledger.now_us()):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from notifier.deadletters.crowd import Crowd
+from notifier.deadletters.manage import Manager
 from tests.deadletters import Bench, MakeBench
+from tests.support import eventually
 
 
 def claims_run_out(bench: Bench) -> None:
@@ -57,6 +59,18 @@ def test_a_digest_whose_replayer_died_goes_out_as_the_same_digest(make_bench: Ma
     claims_run_out(bench)
     bench.replay.run()
     assert [frame["digest"]["count"] for frame in bench.feed("anna")] == [3, 2]
+
+
+def test_a_digest_waits_until_the_last_of_its_claims_ran_out(make_bench: MakeBench) -> None:
+    """They are claimed one after the other, within milliseconds."""
+    bench = make_bench(user_limit="off")
+    bench.deny("anna", 3, collapse_key="k")
+    bench.replay.spill()
+    assert len(bench.store.claim(bench.ledger.now_us())) == 3
+    bench.sql("UPDATE dead_letters SET claimed_until = now() + (seq - 2) * interval '500 ms'")
+    eventually(lambda: bench.replay.run().claimed == 3, timeout_s=60)
+    (frame,) = bench.feed("anna")
+    assert frame["digest"]["count"] == 3
 
 
 def test_beyond_max_waiting_rows_fold_and_none_is_forgotten(make_bench: MakeBench) -> None:
@@ -119,6 +133,43 @@ def test_nothing_folds_into_what_has_ended(make_bench: MakeBench) -> None:
     assert crowd.fold(group) == 1
     assert bench.store.counts().waiting == 7
     assert (bench.ledger.counts().dropped, bench.ledger.counts().digested) == (1, 0)
+
+
+def test_what_its_fold_left_behind_goes_by_itself(make_bench: MakeBench) -> None:
+    """Its replayer died, and the row that it was to fold into has been cancelled."""
+    bench = make_bench(user_limit="off", max_waiting=1)
+    bench.deny("anna", 3, wait_s=600, collapse_key="k")
+    items = bench.ledger.peek_deferred(100)
+    bench.store.insert(items)
+    bench.ledger.settle_deferred([item.notification.identity for item in items])
+    (group,) = Crowd(bench.store, bench.ledger, 1)._claim("anna", "websocket")
+    manager = Manager(bench.store, bench.ledger)
+    for row in group[1:]:
+        assert manager.cancel("anna", row.notification_id)
+    claims_run_out(bench)
+    bench.replay.run()
+    bench.make_due()
+    bench.replay.run()
+    assert [frame["payload"] for frame in bench.feed("anna")] == [{"n": 0}]
+    assert bench.balanced()
+
+
+def test_nothing_folds_into_another_than_it_was_to(make_bench: MakeBench) -> None:
+    """Only what the newest was claimed with is written into it: in another one it would not be told of."""
+    bench = make_bench(user_limit="off", max_waiting=1)
+    bench.deny("anna", 3, wait_s=600, collapse_key="k")
+    items = bench.ledger.peek_deferred(100)
+    bench.store.insert(items)
+    bench.ledger.settle_deferred([item.notification.identity for item in items])
+    (group,) = Crowd(bench.store, bench.ledger, 1)._claim("anna", "websocket")
+    assert Manager(bench.store, bench.ledger).cancel("anna", group[-1].notification_id)
+    claims_run_out(bench)
+    bench.replay.run()
+    bench.make_due()
+    bench.replay.run()
+    (frame,) = bench.feed("anna")
+    assert (frame["payload"], frame["digest"]["count"]) == ({"n": 1}, 2)
+    assert bench.balanced()
 
 
 def test_what_cannot_fold_is_dropped_and_counted(make_bench: MakeBench) -> None:
