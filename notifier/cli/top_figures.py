@@ -7,6 +7,7 @@ import time
 import urllib.request
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from http.client import HTTPException
 from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,7 +17,7 @@ from notifier.survey import OK, Books, Survey, Surveyor
 
 TIMEOUT_S = 2.0
 MOST_BYTES = 10_000_000
-Labels = Mapping[str, str]
+_NO_METRICS = (OSError, HTTPException, ValueError, IndexError)  # the last two: what the parser makes of other things
 
 
 class Look(NamedTuple):
@@ -66,9 +67,9 @@ def look(surveyor: Surveyor, urls: Sequence[str]) -> Look:
             for family in text_string_to_metric_families(text):
                 for sample in family.samples:
                     counted[sample.name, frozenset(sample.labels.items())] += sample.value
-        except (OSError, ValueError) as error:
+        except _NO_METRICS as error:
             reason = getattr(error, "reason", error)
-            problems[url] = str(getattr(reason, "strerror", None) or reason)
+            problems[url] = str(getattr(reason, "strerror", None) or reason) or type(error).__name__
     return Look(time.monotonic(), surveyor.look(), dict(counted), {url: problems.get(url, OK) for url in urls})
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pty
+import socketserver
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -101,6 +104,29 @@ def test_what_is_away_is_said_in_words(settings: Settings, served: str, fresh_va
     shown = text(page(found, (), "", 100), 100)
     assert "limiter Redis  away: " in shown
     assert f"{nowhere}: " in shown
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"220 mail.example.com ESMTP\r\n",
+        b'HTTP/1.0 200 OK\r\n\r\n\\{, =a{.=,# ,} ",\\"T',
+        b"HTTP/1.0 200 OK\r\n\r\n<html>",
+    ],
+)
+def test_what_answers_and_is_no_metrics_is_said_to_be_none(settings: Settings, served: str, said: bytes) -> None:
+    class Stranger(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65_536)
+            self.wfile.write(said)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Stranger) as stranger, closing(Surveyor(settings)) as asked:
+        threading.Thread(target=stranger.serve_forever, daemon=True).start()
+        elsewhere = f"http://127.0.0.1:{stranger.server_address[1]}/metrics"
+        found = look(asked, [elsewhere, served])
+        stranger.shutdown()
+    assert found.problems[served] == "ok"
+    assert found.problems[elsewhere] not in ("ok", "")
 
 
 def test_an_address_that_cannot_be_one_is_refused(served: str) -> None:
