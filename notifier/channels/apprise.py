@@ -12,6 +12,7 @@ from typing import Any
 
 from apprise import Apprise, NotifyFormat
 
+from notifier import metrics
 from notifier.channels import Delivery, Failed, Outcome, RetryAt, Sent
 from notifier.channels.addresses import Addresses, merged
 from notifier.channels.breaker import Breakers, breakers
@@ -27,7 +28,7 @@ LOGGERS = ("apprise", "urllib3.connectionpool")  # they write URLs, with the sec
 class AppriseChannel:
     """Sends title and body of a notification to the user's Apprise URLs.
 
-    Apprise says only whether a service took it, so whatever it did not take is tried again.
+    Apprise says only whether a service took it, so what none of the addresses took is tried again.
     """
 
     name = "apprise"
@@ -58,15 +59,22 @@ class AppriseChannel:
         if not isinstance(addresses, list):
             return addresses
         title, body = text_of(delivery)
-        return merged([self._send_to(address, title, body, until_s) for address in addresses])
+        outcomes = [self._send_to(address, title, body, until_s) for address in addresses]
+        if Sent() not in outcomes:
+            return merged(outcomes)
+        # Tried again, it would go once more to those that took it: a service knows no idempotency key.
+        for outcome in outcomes:
+            if isinstance(outcome, (Failed, RetryAt)):
+                metrics.degraded("address_refused", outcome.error)
+        return Sent()
 
     def _send_to(self, address: str, title: str, body: str, until_s: float) -> Outcome:
         service = address.partition(":")[0].lower()
         if self._services and service not in self._services:
             return Failed("the address is of a service that NOTIFIER_APPRISE_SERVICES does not name")
         target = Apprise()
-        if not target.add(address):
-            return Failed("the address is not an Apprise URL, or lacks a part that its service needs")
+        if not target.add(address) or len(target) != 1:  # it reads several URLs out of one text: of any service
+            return Failed("the address is not one Apprise URL, or lacks a part that its service needs")
         digest = hashlib.sha256(address.encode(errors="replace")).hexdigest()[:8]
         breaker = f"apprise to {service} ({digest})"  # its service is known now, so this is no secret
         if wait_s := self._breakers.wait_s(breaker):

@@ -14,6 +14,7 @@ from notifier.channels.apprise import AppriseChannel, text_of
 from notifier.channels.breaker import FAILURES, Breakers
 from notifier.settings import Settings
 from tests.receiver import Receiver, a_delivery, receiver, says
+from tests.support import free_port
 
 
 @pytest.fixture
@@ -82,6 +83,22 @@ def test_only_the_services_that_are_allowed(hook: Receiver) -> None:
     assert isinstance(answer, Failed)
     assert "NOTIFIER_APPRISE_SERVICES" in answer.error
     assert hook.connections == 1
+
+
+def test_an_address_is_one_service(hook: Receiver) -> None:
+    """Apprise reads several URLs out of one text: the allowed one would let in any other."""
+    url = f"json://127.0.0.1:{hook.port}/"
+    for address in (f"{url}, xml://127.0.0.1:{hook.port}/", f"{url} syslog://"):
+        assert isinstance(one(channel(address, services="json")), Failed)
+        assert isinstance(one(channel(address)), Failed)
+    assert hook.requests == []
+
+
+def test_what_one_address_took_is_not_sent_to_it_again_for_another(hook: Receiver) -> None:
+    """There is no idempotency key that a service would know it by."""
+    taken, dead = f"json://127.0.0.1:{hook.port}/", f"json://127.0.0.1:{free_port()}/"
+    assert one(channel(taken, dead)) == one(channel(dead, taken)) == Sent()
+    assert isinstance(one(channel(dead)), RetryAt)
 
 
 def test_nothing_secret_is_logged(hook: Receiver, caplog: pytest.LogCaptureFixture) -> None:
