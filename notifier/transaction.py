@@ -10,8 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
 
 from notifier import metrics, producer, runtime
 from notifier.aio import in_sender
@@ -22,12 +26,13 @@ from notifier.wire import Message
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
-    from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
-    from sqlalchemy.orm import Session, SessionTransaction, scoped_session
+    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlalchemy.orm import SessionTransaction
 
     AnySession = Session | scoped_session[Any] | AsyncSession | async_scoped_session[Any]
 
-_KEY = "notifier"
+_KEY = "notifier"  # in a session's `info`: its pending ones
+_COMMITS = "notifier.commits"  # how many commits, of it and of savepoints, have begun and not ended
 
 
 @dataclass(slots=True)
@@ -58,32 +63,19 @@ def send_many_in(session: AnySession, notifications: Iterable[Notification]) -> 
     made = list(notifications)
     producer.check_channels(made)
     inner = _inner(session)
-    _listen()
     owner = inner.get_nested_transaction() or inner.get_transaction() or inner.begin()
     inner.info.setdefault(_KEY, []).extend(_Pending(n, owner) for n in made)
+    if inner.info.get(_COMMITS):  # another listener sends, or a flush that one caused: ours has been called
+        _write(inner)
 
 
 def _inner(session: Any) -> Session:
     """The Session in a scoped_session, an AsyncSession or an async_scoped_session."""
-    from sqlalchemy.ext.asyncio import async_scoped_session
-    from sqlalchemy.orm import Session, scoped_session
-
     inner = session() if isinstance(session, (scoped_session, async_scoped_session)) else session
     inner = getattr(inner, "sync_session", inner)
     if not isinstance(inner, Session):
         raise InvalidNotification("session", f"must be a SQLAlchemy session, not {type(session).__name__}")
     return inner
-
-
-@cache
-def _listen() -> None:
-    """For every session of the process; where nothing was sent in one, it costs a look into its `info`."""
-    from sqlalchemy import event
-    from sqlalchemy.orm import Session
-
-    event.listen(Session, "before_commit", _before_commit)
-    event.listen(Session, "after_commit", _after_commit)
-    event.listen(Session, "after_transaction_end", _after_transaction_end)
 
 
 def _before_commit(session: Session) -> None:
@@ -93,6 +85,11 @@ def _before_commit(session: Session) -> None:
     """
     if not session._flushing:
         session.flush()  # the commit does it next; what a flush makes somebody send is to be written too
+    _write(session)
+    session.info[_COMMITS] = session.info.get(_COMMITS, 0) + 1
+
+
+def _write(session: Session) -> None:
     unwritten = [item for item in session.info.get(_KEY, ()) if item.written_in is None]
     if not unwritten:
         return
@@ -106,6 +103,7 @@ def _before_commit(session: Session) -> None:
 
 def _after_commit(session: Session) -> None:
     """Of a savepoint: its notifications are the outer transaction's now. Of that one: they may go."""
+    session.info[_COMMITS] = max(0, session.info.get(_COMMITS, 0) - 1)
     if not (pending := session.info.get(_KEY)):
         return
     ended = _innermost(session)
@@ -122,6 +120,8 @@ def _after_commit(session: Session) -> None:
 
 def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
     """What still belongs to it was rolled back."""
+    if transaction.parent is None:
+        session.info.pop(_COMMITS, None)
     if not (pending := session.info.get(_KEY)):
         return
     session.info[_KEY] = left = [item for item in pending if item.owner is not transaction]
@@ -166,3 +166,10 @@ def _accept_now(notifications: Sequence[Notification]) -> None:
             producer.publish_accepted(producer.own_app(), queued)
     except Exception as error:
         metrics.degraded("send_in", f"accepted seconds later, by the replay: {type(error).__name__}")
+
+
+# For every session of the process; where nothing was sent in one, it costs a look into its `info`. From the import on,
+# as the first to send may be a listener, and SQLAlchemy takes no new ones while it calls those it has.
+event.listen(Session, "before_commit", _before_commit)
+event.listen(Session, "after_commit", _after_commit)
+event.listen(Session, "after_transaction_end", _after_transaction_end)

@@ -192,6 +192,32 @@ def test_sent_by_a_flush_of_the_commit(sessions: sessionmaker[Session], bench: B
     assert published(valkey) == rows(bench) == ["order-5"]
 
 
+@pytest.mark.parametrize("savepoint", [False, True])
+def test_sent_while_it_commits(sessions: sessionmaker[Session], bench: Bench, valkey: Valkey, savepoint: bool) -> None:
+    """By a listener that comes after ours, and by a flush that it causes: both still belong to the transaction."""
+
+    def tell(session: Session) -> None:
+        if session.info.pop("tell", False):
+            session.add(Order(id=6))
+            send_in(session, 1, "x", notification_id="before-commit")
+
+    def flushed(session: Session, _: object) -> None:
+        send_in(session, 1, "x", notification_id="after-flush")
+
+    event.listen(sessions, "before_commit", tell)
+    event.listen(sessions, "after_flush", flushed)
+    with sessions(info={"tell": True}) as session:
+        root = session.begin()
+        if savepoint:
+            session.begin_nested()
+        root.commit()
+    with pytest.raises(DBAPIError), sessions(info={"tell": True}) as session:
+        session.add(Order(id=6))  # again: nothing of it goes
+        session.commit()
+    assert published(valkey) == ["before-commit", "after-flush"]
+    assert rows(bench) == ["after-flush", "before-commit"]
+
+
 def test_within_a_transaction_that_is_not_the_sessions(
     sessions: sessionmaker[Session], bench: Bench, valkey: Valkey
 ) -> None:
@@ -208,9 +234,26 @@ def test_within_a_transaction_that_is_not_the_sessions(
     assert bench.replay.run().replayed == 1
 
 
+def test_the_first_to_send_may_be_a_listener(postgres_url: str, sessions: sessionmaker[Session], bench: Bench) -> None:
+    first = multiprocessing.get_context("spawn").Process(
+        target=_sent_by_a_listener, args=(postgres_url, bench.settings)
+    )
+    first.start()
+    first.join(GRACE_S)
+    assert (first.exitcode, rows(bench)) == (0, ["n1"])
+
+
+def _sent_by_a_listener(postgres_url: str, settings: Settings) -> None:
+    runtime.get(settings)
+    event.listen(Session, "before_commit", lambda s: send_in(s, 42, "first", notification_id="n1"))
+    with Session(create_engine(postgres_url)) as session:
+        session.execute(text("SELECT 1"))
+        session.commit()
+
+
 def _commit_and_die(postgres_url: str, settings: Settings) -> None:
     runtime.get(settings)
-    event.listen(Session, "after_commit", lambda _: os._exit(3))  # comes before ours, which is not there yet
+    event.listen(Session, "after_commit", lambda _: os._exit(3), insert=True)  # before ours
     with Session(create_engine(postgres_url)) as session:
         send_in(session, 42, "despite all", notification_id="n1")
         session.commit()
