@@ -23,6 +23,7 @@ from notifier.redis import keys
 from notifier.redis.scripts import script
 
 READERS = 16  # connections that read feeds
+PROBERS = 2  # that ask whether Redis answers
 CHUNK = 500  # channels one SUBSCRIBE names
 BEAT_S = 3.0  # without a sign of life, although asked for one, the listening connection is taken for dead
 TIMEOUT_S = 3.0  # of connecting and of each read: nobody waits in person, and giving up early feeds a storm
@@ -60,7 +61,7 @@ class Hub:
         self._feed_s = math.ceil(feed_s)
         self._pool = ConnectionPool.from_url(
             url,
-            max_connections=READERS + 2,
+            max_connections=READERS + PROBERS,
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),  # a lost connection must be seen, never mended silently
@@ -70,6 +71,7 @@ class Hub:
         self._client = Redis(connection_pool=self._pool)
         self._mark_script = self._client.register_script(script("mark_read").text)
         self._reading = asyncio.Semaphore(READERS)
+        self._probing = asyncio.Semaphore(PROBERS)
         self._feeds: dict[bytes, Feed] = {}
         self._outbox: list[tuple[Any, ...]] = []
         self._posted = asyncio.Event()
@@ -153,13 +155,13 @@ class Hub:
         return ReadMark(reply[0].decode(), int(reply[1]), reply[2].decode())
 
     async def ping(self) -> None:
-        """Raises StateUnavailable unless Redis answers and the listener is connected."""
-        await self._ask(self._client.ping)
+        """Raises StateUnavailable unless Redis answers and the listener is connected. Never behind clients' reads."""
         if not self.connected:
-            raise StateUnavailable("state Redis: not listening yet")
+            raise StateUnavailable("not connected to state Redis")
+        await self._ask(self._client.ping, self._probing)
 
-    async def _ask(self, command: Callable[[], Awaitable[Any]]) -> Any:
-        async with self._reading:
+    async def _ask(self, command: Callable[[], Awaitable[Any]], turn: asyncio.Semaphore | None = None) -> Any:
+        async with turn or self._reading:
             try:
                 return await command()
             except _LOST as error:

@@ -1,4 +1,4 @@
-"""A gateway that was frozen while its connection to state Redis died must not stay deaf."""
+"""A gateway that was frozen while its connection to state Redis died must not stay deaf; nor seem dead when busy."""
 
 from __future__ import annotations
 
@@ -35,6 +35,22 @@ def test_frozen_while_its_connections_are_reset(valkey: Valkey, monkeypatch: pyt
             assert not listening.done()
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
+
+    uvloop.run(live())
+
+
+def test_whether_it_is_ready_is_not_asked_behind_the_reads_of_its_clients(valkey: Valkey) -> None:
+    """Thousands that come back read for many seconds: whoever ends it for that makes them come back once more."""
+
+    async def live() -> None:
+        hub = Hub(valkey.url(), 60.0)
+        listening = asyncio.create_task(hub.run())
+        await _answers(hub)
+        for _ in range(hubs.READERS):
+            await hub._reading.acquire()
+        await _answers(hub)
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
 
     uvloop.run(live())
 
