@@ -45,19 +45,11 @@ BREAKERS = Gauge(
 REPUBLISHED = Counter("notifier_republished", "Messages that a broker had lost, published again.")
 DEGRADED = Counter("notifier_degraded", "Fallbacks taken.", ["what"])
 
-for _what in (
-    *(
-        "beat",
-        "broker_lost",
-        "dead_letter_refused",
-        "fallback_replay",
-        "ledger",
-        "limiter_redis",
-        "max_waiting",
-        "publish",
-    ),
-    *("requeued", "row_refused", "state_redis", "unreadable_message"),
-):
+_FALLBACKS = """
+    beat broker_lost dead_letter_refused fallback_replay ledger limiter_redis max_waiting publish requeued row_refused
+    state_redis unreadable_message
+"""
+for _what in _FALLBACKS.split():
     DEGRADED.labels(_what)  # there from the start: what begins at 1 has not grown, to Prometheus
 
 log = logging.getLogger("notifier")

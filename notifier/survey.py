@@ -21,7 +21,8 @@ from notifier.redis.state import call
 from notifier.runtime import Runtime
 from notifier.settings import Settings
 
-SERVERS = ("state", "limiter", "database", "broker")
+NAMES = {"state": "state Redis", "limiter": "limiter Redis", "database": "PostgreSQL", "broker": "broker"}  # for people
+SERVERS = tuple(NAMES)
 TIMEOUT_S = 1.0
 FRESH_S = 1.0
 OK = "ok"

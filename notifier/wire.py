@@ -19,7 +19,6 @@ PROBE = "notifier.probe"
 QUEUE_OF = {priority: f"notifier.{priority}" for priority in Priority}
 CONTROL = "notifier.control"
 QUEUES = (*QUEUE_OF.values(), CONTROL)
-PRIORITY_OF = {queue: priority for priority, queue in QUEUE_OF.items()}
 
 
 @dataclass(frozen=True, slots=True)

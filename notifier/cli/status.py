@@ -12,7 +12,7 @@ from notifier.cli import celery_app
 from notifier.cli.away import VARIABLE, way_out
 from notifier.cli.output import emit_json, example
 from notifier.settings import Settings
-from notifier.survey import OK, Survey, Surveyor
+from notifier.survey import NAMES, OK, Survey, Surveyor
 
 PATIENCE_S = 6.0  # longer than each server's client waits, so that it is that one's word which is shown
 REPLAY_IS_LATE_S = 10.0
@@ -26,7 +26,6 @@ CONSEQUENCE = {
     "database": "what is denied waits in Redis until it is back",
     "broker": "the ledger keeps what is sent; it is published when the broker is back",
 }
-NAMES = {"state": "state Redis", "limiter": "limiter Redis", "database": "PostgreSQL", "broker": "broker"}
 
 
 class Report(NamedTuple):

@@ -10,12 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from notifier.cli.top_figures import Figures
-from notifier.survey import OK
+from notifier.survey import NAMES, OK
 
 WIDE = 96
 BLOCKS = "▁▂▃▄▅▆▇█"
 FLOW = ("accepted", "delivered", "deferrals", "replayed", "digested", "expired", "dropped", "republished")
-NAMES = {"state": "state Redis", "limiter": "limiter Redis", "database": "PostgreSQL", "broker": "broker"}
 LATE_S, SLOW_S = 10.0, 5.0
 UNKNOWN = "-"
 Cell = str | Text
