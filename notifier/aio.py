@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +25,8 @@ from notifier.notification import Notification
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
+
+WAITING = 200  # pieces of work that nobody waits for, at most: where servers are silent, each takes its time
 
 
 async def anotify(user_id: object, payload: object, **options: Any) -> str:
@@ -54,9 +57,9 @@ async def _accepted(notifications: list[Notification]) -> list[producer.Sending]
     return await asyncio.wrap_future(_sender(os.getpid()).send(notifications))
 
 
-def in_sender(work: Callable[[], object]) -> None:
-    """Leave work that waits for servers to the thread; nobody hears of its end."""
-    _sender(os.getpid()).run(work)
+def aside(work: Callable[[], object]) -> bool:
+    """Leave work that waits for servers to another thread; nobody hears of its end. False: too much waits already."""
+    return _sender(os.getpid()).run(work)
 
 
 class _Call(NamedTuple):
@@ -72,6 +75,8 @@ class Sender:
         self._accept = accept
         self._calls: deque[_Call] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="notifier-sender")
+        self._aside = ThreadPoolExecutor(1, thread_name_prefix="notifier-aside")
+        self._room = threading.BoundedSemaphore(WAITING)
 
     def send(self, notifications: list[Notification]) -> Future[list[producer.Sending]]:
         """What became of them, in their order. Cancelled before the thread takes it, nothing of it is sent."""
@@ -80,9 +85,17 @@ class Sender:
         self._thread.submit(self._work)
         return call.future
 
-    def run(self, work: Callable[[], object]) -> None:
-        """Something else that the thread is to do."""
-        self._thread.submit(copy_context().run, work)
+    def run(self, work: Callable[[], object]) -> bool:
+        """Something that nobody waits for, in a thread of its own. False, and it is not run, where too much waits."""
+        if not self._room.acquire(blocking=False):
+            return False
+        try:
+            running = self._aside.submit(copy_context().run, work)
+        except RuntimeError:  # the interpreter is about to end
+            self._room.release()
+            return False
+        running.add_done_callback(lambda _: self._room.release())
+        return True
 
     def _work(self) -> None:
         batch: list[_Call] = []

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
 from notifier import metrics, producer, runtime
-from notifier.aio import in_sender
+from notifier.aio import aside
 from notifier.errors import InvalidNotification
 from notifier.ledger import CHUNK
 from notifier.notification import Notification
@@ -139,7 +139,8 @@ def _innermost(session: Session) -> SessionTransaction | None:
 def _accept(notifications: Sequence[Notification]) -> None:
     """At once, like notify; but no event loop waits for it, and nothing is raised: the rows are there."""
     if _in_event_loop() and not runtime.get().outbox.records:
-        in_sender(partial(_accept_now, notifications))
+        if not aside(partial(_accept_now, notifications)):
+            metrics.degraded("send_in", "accepted seconds later, by the replay: too many wait for servers")
     else:
         _accept_now(notifications)
 
