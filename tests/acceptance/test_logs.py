@@ -157,6 +157,7 @@ def theirs(**_):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setup", "log_format", "begins"), [("", "json", "{"), ("", "text", "["), (THEIRS, "json", "THEIRS")]
 )

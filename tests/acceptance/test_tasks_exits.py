@@ -72,13 +72,8 @@ def lines(path: Path) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
 
-@pytest.mark.parametrize(
-    "fate",
-    [
-        "vanish",
-        *(pytest.param(fate, marks=pytest.mark.slow) for fate in ("error", "memory", "exit", "killed", "hang")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("fate", ["vanish", "error", "memory", "exit", "killed", "hang"])
 def test_it_is_kept_and_others_go_on(doomed: Site, tmp_path: Path, fate: str) -> None:
     from tasks import send_notification
 

@@ -52,6 +52,7 @@ def team(make_site: Callable[..., Site]) -> Site:
     return site
 
 
+@pytest.mark.slow
 def test_worker_and_beat_of_a_team_run_our_tasks_too(team: Site) -> None:
     worker = team.worker("--loglevel", "DEBUG", app="team")
     beat = team.beat("--loglevel", "DEBUG", "--schedule", str(team.directory / "theirs"), app="team")
@@ -88,6 +89,7 @@ def test_nothing_of_their_configuration_is_changed(team: Site) -> None:
     assert with_ours == json.loads(team.python(CONF % ", ".join(asked)))
 
 
+@pytest.mark.slow
 def test_a_team_may_schedule_the_replay_itself(team: Site) -> None:
     own = 'app.conf.beat_schedule = {"replay": {"task": "notifier.replay_dead_letters", "schedule": 0.3}}\n'
     (team.directory / "team.py").write_text(TEAM + own)

@@ -182,6 +182,7 @@ def _message(task: str, content_type: str, body: str) -> str:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_unsupported_pool_is_refused_at_the_start(site: Site) -> None:
     process = site.celery("worker", "--pool", "custom", CELERY_CUSTOM_WORKER_POOL="celery.concurrency.gevent:TaskPool")
     assert process.ended() == 1

@@ -138,6 +138,7 @@ def test_one_sends_and_sees_it_a_second_up_is_refused_and_ctrl_c_leaves_nothing_
     assert again.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.slow
 def test_a_server_that_is_named_and_away_is_said_at_once_with_the_way_out(tmp_path: Path) -> None:
     """A shell that still holds the run.env of a run that has ended."""
     nobody = f"127.0.0.1:{free_port()}"

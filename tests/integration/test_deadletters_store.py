@@ -259,6 +259,7 @@ def test_while_the_server_is_away_the_error_says_so(fresh_postgres: Callable[...
     store.close()
 
 
+@pytest.mark.slow
 def test_connections_are_bounded_and_running_out_is_no_loss(store: Store) -> None:
     held = [store._get_engine().connect() for _ in range(8)]
     with pytest.raises(DatabaseUnavailable, match="in use"):

@@ -57,6 +57,7 @@ def test_listen_prints_what_arrives_and_feed_what_arrived(
     assert "like" in run(environment, "feed", "ann").stdout
 
 
+@pytest.mark.slow
 def test_gateway_ends_calmly_at_term_with_clients_connected(
     environment: dict[str, str], gateway: subprocess.Popen[str], valkey: Valkey
 ) -> None:
@@ -75,6 +76,7 @@ def test_gateway_ends_calmly_at_term_with_clients_connected(
     assert "Traceback" not in errors
 
 
+@pytest.mark.slow
 def test_token_lets_in_and_no_secret_is_refused_by_name(environment: dict[str, str]) -> None:
     token = run(environment, "token", "ann", "--ttl", "60", "--json")
     assert json.loads(token.stdout)["token"].count(".") == 2

@@ -222,6 +222,7 @@ def frozen_client(gateway: Running, user_id: str) -> socket.socket:
     return client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unsent", [0, 60, 200])
 def test_half_open_connection_is_found_and_let_go(
     settings: Settings, writer: Writer, redis: Redis, unsent: int

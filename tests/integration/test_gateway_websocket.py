@@ -129,7 +129,7 @@ def test_tab_that_leaves_and_returns_gets_each_once_in_order(gateway: Running, w
     assert connections > 5
 
 
-@pytest.mark.parametrize("how", ["kill", "freeze"])
+@pytest.mark.parametrize("how", ["kill", pytest.param("freeze", marks=pytest.mark.slow)])
 def test_lost_redis_connection_skips_nothing_and_repeats_nothing(
     fresh_valkey: Callable[..., Valkey], how: str, caplog: pytest.LogCaptureFixture
 ) -> None:

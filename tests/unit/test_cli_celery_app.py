@@ -60,6 +60,7 @@ def test_a_tasks_module_in_the_working_directory_is_noticed(own_tasks: Path, mon
     assert shadow() is None, "what a checkout of Notifier has there is the right one"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["worker", "beat"])
 def test_celerys_own_options_are_passed_on(own_tasks: Path, command: str) -> None:
     done = run(own_tasks, "-m", "notifier", command, "--", "--help")

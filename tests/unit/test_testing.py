@@ -117,7 +117,7 @@ def test_send_in_of_an_event_loop_is_there_when_the_commit_returns(sent_notifica
 
 
 def test_an_assertion_that_fails_says_what_was_sent(sent_notifications: SentNotifications) -> None:
-    with pytest.raises(AssertionError, match=r"0 notifications match .*'like'.*, not 1, of:\nnothing was sent"):
+    with pytest.raises(AssertionError, match=r"0 notifications match .*'like'.*, not 1, of:\s+nothing was sent"):
         sent_notifications.one(category="like")
     notify(1, "seen")
     for check in (sent_notifications.none, lambda **some: sent_notifications.one(**some, payload="other")):
