@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import notifier
 from notifier.cli import EXTRA_OF
@@ -31,6 +34,17 @@ def fresh(code: str) -> object:
     program = f"import json, sys\n{code}\nprint(json.dumps(result))"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     return json.loads(done.stdout)
+
+
+def test_an_extra_names_all_that_is_imported_with_it() -> None:
+    """What another package happens to bring may be older than what is needed."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    named = {
+        extra: {re.split(r"[\[<>=]", requirement)[0].replace("-", "_") for requirement in requirements}
+        for extra, requirements in project["optional-dependencies"].items()
+    }
+    for package, extra in EXTRA_OF.items():
+        assert {"jwt": "pyjwt"}.get(package, package) in named[extra], package
 
 
 def test_importing_notifier_loads_no_celery_app_and_no_extra() -> None:
