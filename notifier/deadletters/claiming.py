@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from notifier.deadletters import queries
-from notifier.deadletters.digest import GATHERED, assign
+from notifier.deadletters.digest import assign, joins
 from notifier.deadletters.schema import Row
 from notifier.notification import Identity
 
@@ -61,7 +61,7 @@ def with_members(connection: Connection, rows: list[Row]) -> list[Row]:
     digests = {
         (row.user_id, row.channel, row.collapse_key, row.digest_id)
         for row in rows
-        if row.collapse_key and (row.digest_id or row.reason in GATHERED)
+        if row.collapse_key and (row.digest_id or joins(row))
     }
     if not digests:
         return rows

@@ -92,12 +92,15 @@ def together(rows: Iterable[Row]) -> list[list[Row]]:
 
 
 def assign(rows: Iterable[Row]) -> dict[Row, str]:
-    """digest_ids for claimed rows that have none: the newest member's id, a hundred members at most."""
+    """digest_ids for claimed rows that have none: the newest member's id, a hundred members at most.
+
+    None of them was tried before: the other side, which may have it, would take a digest of the same id for it.
+    """
 
     def key(row: Row) -> tuple[str, str, str]:
         return row.user_id, row.channel, row.collapse_key
 
-    fresh = [row for row in rows if row.collapse_key and not row.digest_id and row.reason in GATHERED]
+    fresh = [row for row in rows if joins(row)]
     ids: dict[Row, str] = {}
     for _, group in groupby(sorted(fresh, key=lambda row: (key(row), row.seq)), key=key):
         members = list(group)
@@ -106,6 +109,11 @@ def assign(rows: Iterable[Row]) -> dict[Row, str]:
             if len(part) > 1:
                 ids |= dict.fromkeys(part, TOGETHER + part[-1].notification_id)
     return ids
+
+
+def joins(row: Row) -> bool:
+    """Whether it may become a member of a new digest."""
+    return bool(row.collapse_key and not row.digest_id and not row.attempts and row.reason in GATHERED)
 
 
 def _seq(row: Row) -> int:

@@ -151,7 +151,7 @@ CLAIM_MEMBERS = returning_rows(
             SELECT d.ctid AS tid FROM dead_letters AS d
             WHERE d.state = 'waiting' AND (d.user_id, d.channel) = (k.user_id, k.channel)
               AND d.collapse_key = k.collapse_key AND d.digest_id = k.digest_id AND {FREE}
-              AND (k.digest_id <> '' OR d.reason IN ({GATHERED_REASONS}))
+              AND (k.digest_id <> '' OR d.attempts = 0 AND d.reason IN ({GATHERED_REASONS}))
             ORDER BY d.seq LIMIT {MAX_MEMBERS} FOR UPDATE SKIP LOCKED
         ) AS m
     ) AS k
@@ -296,7 +296,8 @@ CLAIM_FOLDABLE = returning_rows(
     FROM (
         SELECT d.ctid AS tid FROM dead_letters AS d
         WHERE d.state = 'waiting' AND (d.user_id, d.channel) = (:user, :channel)
-          AND d.collapse_key <> '' AND d.digest_id = '' AND {FREE} AND d.reason IN ({GATHERED_REASONS})
+          AND d.collapse_key <> '' AND d.digest_id = '' AND d.attempts = 0 AND {FREE}
+          AND d.reason IN ({GATHERED_REASONS})
         ORDER BY d.seq LIMIT :limit FOR UPDATE SKIP LOCKED
     ) AS k
     WHERE d.ctid = k.tid

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from notifier import channels
 from notifier.channels import Delivery, Duplicate, Failed, Outcome, RetryAt, Sent
 from notifier.channels.breaker import FAILURES, FIRST_OPEN_S, Breakers
+from notifier.deadletters.crowd import Crowd
 from notifier.deadletters.replay import Replay
 from tests.deadletters import Bench, MakeBench
 
@@ -162,6 +164,29 @@ def test_a_digest_outside_is_one_delivery_and_stays_the_same_when_tried_again(ma
     counts = bench.ledger.counts()
     assert (counts.delivered, counts.digested) == (2, 3)
     assert bench.store.counts() == (0, 0)
+    assert bench.balanced()
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_what_was_tried_alone_carries_no_others(make_bench: MakeBench, sms: Sms, crowded: bool) -> None:
+    """The other side may have it, and would take the digest for the same thing again: the others would be lost."""
+    sms.answer = lambda _: RetryAt("timeout")
+    bench = make_bench(user_limit="off")
+    later = datetime.now(UTC) + timedelta(hours=1)
+    bench.deny("anna", 2, channel="sms", collapse_key="k", not_before=later)
+    bench.deny("anna", 1, channel="sms", collapse_key="k")
+    bench.replay.run()
+    (tried,) = sms.calls.pop()
+    bench.sql("UPDATE dead_letters SET reason = 'rate_limited'")  # all due meanwhile, and denied
+    bench.make_due()
+    if crowded:
+        crowd = Crowd(bench.store, bench.ledger, 1)
+        assert [crowd.fold(group) for group in crowd._claim("anna", "sms")] == [1]
+    sms.answer = lambda _: Sent()
+    bench.replay.run()
+    again = {d.idempotency_key: d for call in sms.calls for d in call}
+    assert len(again) == 2
+    assert again[tried.idempotency_key].digest == tried.digest == ""
     assert bench.balanced()
 
 
