@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, wraps
+from typing import TypeVar
 
 from redis import Redis
 
@@ -21,6 +22,22 @@ from notifier.settings import Settings
 from notifier.sweep import Sweep
 
 WORKER_STATE_TIMEOUT_S = 2.0  # a worker may wait longer than a web request
+T = TypeVar("T")
+
+
+def _part(make: Callable[[Runtime], T]) -> cached_property[T]:
+    """Made once, also when several threads ask at the same moment: Python 3.12 took that from cached_property."""
+    name = make.__name__
+
+    @wraps(make)
+    def once(runtime: Runtime) -> T:
+        with runtime._making:
+            if name not in runtime.__dict__:
+                runtime.__dict__[name] = make(runtime)
+            part: T = runtime.__dict__[name]
+            return part
+
+    return cached_property(once)
 
 
 class Runtime:
@@ -31,8 +48,9 @@ class Runtime:
     def __init__(self, settings: Settings, *, worker: bool = False) -> None:
         self.settings = settings
         self._worker = worker
+        self._making = threading.RLock()  # a part may be made of others
 
-    @cached_property
+    @_part
     def client(self) -> Redis:
         """State Redis."""
         timeout_s = (
@@ -40,37 +58,37 @@ class Runtime:
         )
         return connect_state(self.settings.redis_url, timeout_s)
 
-    @cached_property
+    @_part
     def ledger(self) -> Ledger:
         """The ledger."""
         return Ledger(self.client, self.settings)
 
-    @cached_property
+    @_part
     def limiter(self) -> Limiter:
         """The limiter."""
         return Limiter.from_settings(self.settings)
 
-    @cached_property
+    @_part
     def store(self) -> Store:
         """Dead letters in PostgreSQL."""
         return Store(self.settings.database_url)
 
-    @cached_property
+    @_part
     def outbox(self) -> Outbox:
         """Rows in an application's own transaction."""
         return Outbox(self.ledger, self.settings.default_ttl)
 
-    @cached_property
+    @_part
     def pipeline(self) -> Pipeline:
         """The worker's side."""
         return Pipeline(self.ledger, self.limiter, self.store, self.settings, lambda ids: self.replay.run_ids(ids))
 
-    @cached_property
+    @_part
     def replay(self) -> Replay:
         """Spill and replay."""
         return Replay(self.store, self.ledger, self.limiter, self.settings)
 
-    @cached_property
+    @_part
     def sweep(self) -> Sweep:
         """Probes and republishing."""
         return Sweep(self.ledger, self.store)
