@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from notifier import metrics_dir
 from notifier.channels import RetryAt, Sent
-from notifier.channels.breaker import FAILURES, Breakers
+from notifier.channels.breaker import FAILURES, FORGOTTEN_S, Breakers
 from notifier.embedded.postgres import Postgres
 from notifier.embedded.valkey import Valkey
 from notifier.exposition import Exposition
@@ -161,6 +161,17 @@ def test_an_open_breaker_is_seen_by_its_channel_until_it_closes(grown: Callable[
     assert grown("notifier_channel_breakers_open", channel="webhook") == 1
     breakers.record("webhook to example.com", [Sent()])
     assert grown("notifier_channel_breakers_open", channel="webhook") == 0
+
+
+def test_an_open_breaker_of_a_side_that_is_gone_is_forgotten(grown: Callable[..., float]) -> None:
+    now_s = [0.0]
+    breakers = Breakers(lambda: now_s[0])
+    for _ in range(FAILURES):
+        breakers.record("webhook to gone.example.com", [RetryAt("refused")])
+    now_s[0] = FORGOTTEN_S + 1.0
+    breakers.record("webhook to example.com", [Sent()])
+    assert grown("notifier_channel_breakers_open", channel="webhook") == 0
+    assert breakers.wait_s("webhook to gone.example.com") == 0
 
 
 def test_a_gateway_does_not_ask_servers_that_nobody_has_named(settings: Settings) -> None:
