@@ -105,10 +105,10 @@ class _Guard(httpcore.AsyncNetworkBackend):
 class Outbound:
     """Connections, kept for the next request. Made and used within one event loop."""
 
-    def __init__(self, allowed: Sequence[Network], timeout_s: float) -> None:
+    def __init__(self, allowed: Sequence[Network]) -> None:
         logging.getLogger("httpcore").setLevel(logging.INFO)  # for debugging it quotes what the other side says
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(LOOKUPS, "notifier-lookup"))
-        self._allowed, self._timeout_s = allowed, timeout_s
+        self._allowed = allowed
 
     @cached_property
     def _plain(self) -> httpcore.AsyncConnectionPool:
@@ -124,18 +124,21 @@ class Outbound:
         )
 
     async def post(
-        self, target: Target, headers: Sequence[tuple[str, str]], body: bytes
+        self, target: Target, headers: Sequence[tuple[str, str]], body: bytes, timeout_s: float
     ) -> tuple[int, list[tuple[bytes, bytes]]]:
-        """Status and headers of the answer. Raises Refused, TimeoutError, or what httpcore raises."""
+        """Status and headers of the answer, which come within `timeout_s`; its body is read for BODY_S at most.
+
+        Raises Refused, TimeoutError, or what httpcore raises.
+        """
         pool = self._tls if target.url.scheme == b"https" else self._plain
         async with (
-            asyncio.timeout(self._timeout_s) as deadline,
+            asyncio.timeout(timeout_s) as deadline,
             pool.stream(
                 "POST",
                 target.url,
                 headers=[*target.headers, *headers, ("Content-Length", str(len(body)))],
                 content=body,
-                extensions={"timeout": {"connect": self._timeout_s}},
+                extensions={"timeout": {"connect": timeout_s}},
             ) as response,
         ):
             deadline.reschedule(None)  # it has answered: how long its body takes says nothing about that

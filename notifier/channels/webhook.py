@@ -23,6 +23,7 @@ from notifier.channels.signing import headers, message_id
 from notifier.settings import Settings, networks, signing_keys
 
 BATCH_S = 6.5  # for a whole batch: a task is cut off at 8 s
+LATE_S = 0.75  # beyond that what has answered in time may be read to its end
 PER_HOST = 10  # requests to one host at a time, of one batch: a slow one leaves room for the others
 HEADERS = [("Content-Type", "application/json"), ("User-Agent", "celery-notifier"), ("Accept", "*/*")]
 
@@ -53,7 +54,7 @@ class WebhookChannel:
         self._timeout_s = settings.webhook_timeout
         self._keys = signing_keys(settings.webhook_secret.get_secret_value()) if settings.webhook_secret else []
         allowed = networks(settings.webhook_allow_networks)
-        self._background = Background(lambda: _Parts(Outbound(allowed, self._timeout_s)))
+        self._background = Background(lambda: _Parts(Outbound(allowed)))
 
     def deliver(self, batch: Sequence[Delivery]) -> list[Outcome]:
         """One outcome for each, within seven seconds."""
@@ -61,7 +62,7 @@ class WebhookChannel:
         plans = [self._plan(delivery, until_s) for delivery in batch]
         posts = [step for plan in plans for step in plan if isinstance(step, _Post)]
         if posts:
-            left_s = until_s - time.monotonic() + 1.0
+            left_s = until_s - time.monotonic() + LATE_S + 0.25
             answers = iter(self._background.run(lambda parts: self._post_all(parts, posts, until_s), left_s))
         return [merged([next(answers) if isinstance(step, _Post) else step for step in plan]) for plan in plans]
 
@@ -109,22 +110,25 @@ class WebhookChannel:
     async def _in_turn(self, parts: _Parts, post: _Post, turn: asyncio.Semaphore, until_s: float) -> Outcome:
         outcome: Outcome = _NOT_TRIED
         try:
-            async with asyncio.timeout(until_s - time.monotonic()), turn, parts.turn:
+            async with asyncio.timeout(until_s - time.monotonic()) as limit, turn, parts.turn:
                 outcome = RetryAt(f"{post.target.where} had no time left")
-                outcome = await self._post(parts, post)
+                left_s = until_s - time.monotonic()
+                limit.reschedule(asyncio.get_running_loop().time() + left_s + LATE_S)
+                outcome = await self._post(parts, post, min(self._timeout_s, left_s))
         except TimeoutError:
             pass
         return outcome
 
-    async def _post(self, parts: _Parts, post: _Post) -> Outcome:
+    async def _post(self, parts: _Parts, post: _Post, timeout_s: float) -> Outcome:
         now_s, where = time.time(), post.target.where
         signed = headers(post.keys, post.message_id, int(now_s), post.body)
         try:
-            status, answered = await parts.outbound.post(post.target, [*HEADERS, *signed], post.body)
+            status, answered = await parts.outbound.post(post.target, [*HEADERS, *signed], post.body, timeout_s)
         except Refused as refused:
             return Failed(f"{where} {refused}")
         except TimeoutError:
-            return RetryAt(f"{where} did not answer within {self._timeout_s:g} s")
+            in_time = f"within {self._timeout_s:g} s" if timeout_s == self._timeout_s else "before its batch had to end"
+            return RetryAt(f"{where} did not answer {in_time}")
         except Exception as error:  # of httpcore, TLS, sockets: their texts may quote what the other side sent
             return RetryAt(f"{where}: {_reason(error)}")
         return outcome_of(status, answered, where, time.time())

@@ -208,6 +208,23 @@ def test_the_status_counts_and_the_body_is_left_unread_beyond_a_bound(
     assert sent[0] < 64 * 2**20  # what sockets buffer, not what it would have sent
 
 
+def test_what_was_taken_at_the_end_of_a_batch_was_taken(
+    hook: Receiver, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time is up while the body is being read: it has said 200, so it has it."""
+    monkeypatch.setattr("notifier.channels.webhook.BATCH_S", 3.0)
+    monkeypatch.setattr("notifier.channels.webhook.LATE_S", 60.0)
+    monkeypatch.setattr("notifier.channels.outbound.BODY_S", 60.0)
+
+    def late(_: object, connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n")
+        time.sleep(3.5)
+        connection.sendall(b"x")
+
+    hook.script = late
+    assert one(make(hook.url())) == Sent()
+
+
 def test_several_addresses_of_one_user(hook: Receiver, make: Make) -> None:
     with receiver() as other:
         channel = make([hook.url(), other.url(), hook.url()])
