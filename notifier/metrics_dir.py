@@ -11,9 +11,11 @@ import fcntl
 import os
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from prometheus_client import REGISTRY
 from prometheus_client.metrics_core import Metric
@@ -21,6 +23,7 @@ from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+PATIENCE_S, LOOK_EVERY_S = 2.0, 0.01
 _DEAD = "0"  # no process has this pid
 _here = threading.Lock()  # lockf knows processes, not threads
 
@@ -45,7 +48,10 @@ def forget_process(pid: int) -> None:
 
 
 def collect(place: Path | None = None) -> list[Metric]:
-    """What the processes of this host have counted, and what the living measure; without a directory this one alone."""
+    """What the processes of this host have counted, and what the living measure; without a directory this one alone.
+
+    Raises OSError where it cannot be read; a TimeoutError where another process that reads it does not end.
+    """
     place = place or directory()
     if place is None:
         return list(REGISTRY.collect())
@@ -66,10 +72,30 @@ def grants(place: Path | None = None) -> dict[str, int]:
 
 @contextmanager
 def _alone(place: Path) -> Iterator[None]:
-    """Nobody reads while files are added up. lockf: a flock would pass on to whoever is forked meanwhile, and stay."""
-    with _here, (place / "lock").open("w") as lock:
-        fcntl.lockf(lock, fcntl.LOCK_EX)
-        yield
+    """Nobody reads while files are added up. lockf: a flock would pass on to whoever is forked meanwhile, and stay.
+
+    Waits for a moment only: one that is frozen in there must not freeze every scrape of its host.
+    """
+    until_s = time.monotonic() + PATIENCE_S
+    if not _here.acquire(timeout=PATIENCE_S):
+        raise TimeoutError
+    try:
+        with (place / "lock").open("w") as lock:
+            while not _locked(lock):
+                if time.monotonic() > until_s:
+                    raise TimeoutError
+                time.sleep(LOOK_EVERY_S)
+            yield
+    finally:
+        _here.release()
+
+
+def _locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _tidy(place: Path) -> None:

@@ -90,3 +90,30 @@ def test_a_file_that_a_killed_process_has_not_finished_harms_nothing(
     (place / "counter_4194305.db").touch()  # beyond the greatest pid
     assert values(place)["notifier_grants_total"] == 3
     assert not (place / "counter_4194305.db").exists()
+
+
+HOLD = """
+import fcntl, sys
+lock = open(sys.argv[1], "w")
+fcntl.lockf(lock, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_reader_that_is_frozen_holds_up_the_others_for_a_moment_only(
+    start: Callable[[int], list[Counting]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_dir, "PATIENCE_S", 0.2)
+    start(1)
+    place = tmp_path / "metrics"
+    command = [sys.executable, "-c", HOLD, str(place / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as frozen:
+        assert frozen.stdout is not None and frozen.stdout.readline() == "held\n"
+        try:
+            for _ in range(2):  # it lets go of what it took itself
+                with pytest.raises(TimeoutError):
+                    metrics_dir.collect(place)
+        finally:
+            frozen.kill()
+    assert values(place)["notifier_grants_total"] == 3
