@@ -102,10 +102,11 @@ def report(notifications: Sequence[Notification], found: Iterable[Booked]) -> No
 def _hooks() -> list[Hook]:
     global _installed
     if _installed is None:
-        _installed = []
+        found: list[Hook] = []
         for point in entry_points(group="notifier.hooks"):
             try:
-                _installed.append(point.load())
+                found.append(point.load())
             except Exception as error:
                 metrics.degraded(f"hook_{point.name}", f"cannot be loaded: {type(error).__name__}")
+        _installed = found  # only now: another thread would miss those that are still being loaded
     return _installed

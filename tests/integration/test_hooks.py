@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -137,3 +138,22 @@ def test_a_hook_that_raises_harms_nobody(make_bench: MakeBench, heard: list[tupl
         hooks.remove(broken)
     assert len(bench.feed("anna")) == 1
     assert heard[-1][0] == "delivered"
+
+
+def test_while_hooks_are_being_loaded_other_threads_hear_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[Event] = []
+    within: list[bool] = []
+
+    class Point:
+        name = "audit"
+
+        def load(self) -> hooks.Hook:
+            if not within:
+                within.append(False)
+                within[0] = ThreadPoolExecutor(1).submit(hooks.wanted).result(60)
+            return heard.append
+
+    monkeypatch.setattr(hooks, "_installed", None)
+    monkeypatch.setattr(hooks, "entry_points", lambda **_: [Point()])
+    assert hooks.wanted()
+    assert within == [True]
