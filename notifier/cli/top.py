@@ -116,20 +116,29 @@ def _title() -> str:
 
 
 def _live(watch: Watch, interval_s: float) -> None:
-    """Until q. The looks are taken beside it, so that a server that is away does not keep it from ending."""
+    """Until q. The looks are taken beside it, so that a server that is away does not keep it from ending.
+
+    Raises what a look raises: a page that stands still would look like an installation that does.
+    """
     from rich.live import Live
 
     screen = console()
     latest: deque[Figures] = deque(maxlen=1)
+    failed: list[Exception] = []
 
     def run() -> None:
-        while True:
-            latest.append(watch.next())
+        try:
+            while True:
+                latest.append(watch.next())
+        except Exception as error:
+            failed.append(error)
 
     threading.Thread(target=run, name="notifier-top", daemon=True).start()
     with _keys() as pressed, Live(console=screen, screen=True, auto_refresh=False) as live:
         live.update("asking the servers ...", refresh=True)
         while not pressed():
+            if failed:
+                raise failed[0]
             with contextlib.suppress(IndexError):
                 found = latest.pop()
                 title = f"{_title()}, every {interval_s:g} s; q ends"

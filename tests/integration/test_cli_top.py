@@ -17,8 +17,8 @@ import pytest
 from click.testing import CliRunner
 
 from notifier import runtime
-from notifier.cli import main
-from notifier.cli.top_figures import Figures, figures, look, quantile
+from notifier.cli import main, top
+from notifier.cli.top_figures import Figures, Look, figures, look, quantile
 from notifier.cli.top_page import page, sparkline, text
 from notifier.embedded.valkey import Valkey
 from notifier.exposition import Server
@@ -155,6 +155,15 @@ def test_on_a_terminal_q_ends_it(served: str) -> None:
     finally:
         process.kill()
         os.close(ours)
+
+
+def test_a_look_that_fails_ends_it(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> Look:
+        raise LookupError("a fault of ours")
+
+    monkeypatch.setattr(top, "look", fails)
+    with closing(top.Watch(settings, (), 0.2)) as watch, pytest.raises(LookupError, match="a fault of ours"):
+        top._live(watch, 0.2)
 
 
 def test_quantiles_are_those_of_prometheus() -> None:
