@@ -37,6 +37,23 @@ MARGIN_S = 5.0  # a claim outlives the call of a channel by this
 Unit = list[Row]  # what goes out for one token: a row, or the members of a digest
 
 
+class Calls:
+    """The calls of channels outside within one task, whose time limit must not cut one off: it may have been taken."""
+
+    def __init__(self) -> None:
+        self._last_s = math.inf
+
+    @property
+    def over(self) -> bool:
+        """Whether none may be begun any more."""
+        return time.monotonic() > self._last_s
+
+    def begin(self) -> None:
+        """One begins now."""
+        if math.isinf(self._last_s):
+            self._last_s = time.monotonic() + CALLS_S
+
+
 class Claimed:
     """One batch of claimed rows on its way through limiter and channels. `process` fills the lists.
 
@@ -45,8 +62,8 @@ class Claimed:
     was denied because of it, and more would be too.
     """
 
-    def __init__(self, store: Store, ledger: Ledger, limiter: Limiter, settings: Settings) -> None:
-        self._store, self._ledger, self._limiter, self._settings = store, ledger, limiter, settings
+    def __init__(self, store: Store, ledger: Ledger, limiter: Limiter, settings: Settings, calls: Calls) -> None:
+        self._store, self._ledger, self._limiter, self._settings, self._calls = store, ledger, limiter, settings, calls
         self.ended: list[Identity] = []
         self.parked: list[Kept] = []
         self.kept: list[Kept] = []
@@ -56,7 +73,6 @@ class Claimed:
         self.denied = 0
         self.limiter_down = False
         self._misplaced: set[Identity] = set()
-        self._last_call_s = math.inf  # no channel outside is called after this
 
     def process(self, rows: Sequence[Row]) -> None:
         """Every row gets exactly one fate. Raises StateUnavailable; then those without one are still to be released."""
@@ -183,7 +199,7 @@ class Claimed:
             self._park(rows, Reason.DELIVERY_FAILED, str(error))
             return
         for batch in _batches(units):  # one after the other: what is not yet sent holds back what follows
-            if time.monotonic() > self._last_call_s:
+            if self._calls.over:
                 self.kept += [row.as_it_was() for unit in batch for row in unit]
             elif wait_s := breakers.wait_s(name):
                 self._wait_for_breaker([row for unit in batch for row in unit], wait_s)
@@ -191,8 +207,7 @@ class Claimed:
                 granted, denied = self._ask(self._checked(batch))
                 self._deny(denied)
                 if granted:
-                    if math.isinf(self._last_call_s):
-                        self._last_call_s = time.monotonic() + CALLS_S
+                    self._calls.begin()
                     self._call(channel, granted)
 
     def _wait_for_breaker(self, rows: Sequence[Row], wait_s: float) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from notifier import metrics, tracing
-from notifier.deadletters.claimed import Claimed
+from notifier.deadletters.claimed import Calls, Claimed
 from notifier.deadletters.crowd import Crowd
 from notifier.deadletters.digest import FOLDING
 from notifier.deadletters.manage import Manager
@@ -74,7 +74,7 @@ class Replay:
 
         Each part gets its share: a flood that takes long to spill must not keep from going what is due.
         """
-        started_s = self._clock()
+        started_s, calls = self._clock(), Calls()
         report = ReplayReport(spilled=self.spill(self._budget_s / 2))
         self._retire()
         alone_until_s = self._clock() + self._budget_s / 4
@@ -82,9 +82,9 @@ class Replay:
             if rows[0].digest_id.startswith(FOLDING):
                 self._crowd.take_up(rows)
             else:
-                report += self._send(rows)[0]
+                report += self._send(rows, calls)[0]
         while rows := self._store.claim(self._ledger.now_us()):
-            done, go_on = self._send(rows)
+            done, go_on = self._send(rows, calls)
             report += done
             if not go_on or self._clock() - started_s >= self._budget_s:
                 break
@@ -92,10 +92,10 @@ class Replay:
 
     def run_ids(self, identities: Sequence[Identity]) -> ReplayReport:
         """Send exactly these, as far as they wait, whether due or not; the limiter is asked as always."""
-        report = ReplayReport(spilled=self.spill())
+        report, calls = ReplayReport(spilled=self.spill()), Calls()
         for start in range(0, len(identities), BATCH):
             if rows := self._store.claim_these(identities[start : start + BATCH]):
-                done, go_on = self._send(rows)
+                done, go_on = self._send(rows, calls)
                 report += done
                 if not go_on:
                     break
@@ -129,9 +129,9 @@ class Replay:
         self._ledger.drop(list(refused), "row_refused", parked=True)
 
     @tracing.timed
-    def _send(self, rows: Sequence[Row]) -> tuple[ReplayReport, bool]:
+    def _send(self, rows: Sequence[Row], calls: Calls) -> tuple[ReplayReport, bool]:
         """One claimed batch, from the limiter to the rows let go. False: the limiter is down, more would be denied."""
-        batch = Claimed(self._store, self._ledger, self._limiter, self._settings)
+        batch = Claimed(self._store, self._ledger, self._limiter, self._settings, calls)
         try:
             batch.process(rows)
         except NotifierError:

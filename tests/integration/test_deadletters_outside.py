@@ -117,8 +117,30 @@ def test_a_slow_channel_leaves_the_rest_due_before_the_time_limit_of_its_task(
     assert [len(call) for call in sms.calls] == [100]
     waiting = bench.sql("SELECT state, claimed_until, attempts, count(*) FROM dead_letters GROUP BY 1, 2, 3")
     assert [tuple(row) for row in waiting] == [("waiting", None, 0, 150)]
+    monkeypatch.setattr("notifier.deadletters.claimed.CALLS_S", 60.0)
     bench.replay.run()
     assert bench.ledger.counts().delivered == 250
+
+
+def test_after_a_slow_call_no_other_is_begun_within_the_same_task(
+    make_bench: MakeBench, sms: Sms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its time limit cuts off may have been taken, and would be sent again."""
+    monkeypatch.setattr("notifier.deadletters.claimed.CALLS_S", 0.0)
+    bench = make_bench(user_limit="off")
+    bench.deny("anna", 1, channel="sms")
+    bench.replay.spill()
+    bench.store.claim(bench.ledger.now_us())
+    bench.sql("UPDATE dead_letters SET claimed_until = now() - interval '1 s'")
+    bench.deny("bert", 1, channel="sms")
+    bench.deny("carl", 1)
+    Replay(bench.store, bench.ledger, bench.limiter, bench.settings, budget_s=0.4).run()
+    assert [d.notification.user_id for call in sms.calls for d in call] == ["anna"]
+    assert len(bench.feed("carl")) == 1
+    bench.replay.run()
+    assert [d.notification.user_id for call in sms.calls for d in call] == ["anna", "bert"]
+    assert bench.ledger.counts().delivered == 3
+    assert bench.balanced()
 
 
 def test_what_failed_does_not_hold_back_what_follows(make_bench: MakeBench, sms: Sms) -> None:
