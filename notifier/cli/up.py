@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import secrets
 import shlex
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -141,9 +140,11 @@ def _with_secret(settings: Settings) -> Settings:
 
 
 def _emptied(directory: Path) -> Path:
-    """An empty directory: what processes of an earlier run counted there is not ours."""
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(mode=0o700, parents=True)
+    """A directory without what processes of an earlier run counted there. What else lies in it is somebody's."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for kind in ("counter", "gauge", "histogram", "summary"):
+        for file in directory.glob(f"{kind}_*.db"):  # as prometheus_client names them
+            file.unlink()
     return directory
 
 
