@@ -46,8 +46,8 @@ REPUBLISHED = Counter("notifier_republished", "Messages that a broker had lost, 
 DEGRADED = Counter("notifier_degraded", "Fallbacks taken.", ["what"])
 
 _FALLBACKS = """
-    beat broker_lost dead_letter_refused fallback_replay ledger limiter_redis max_waiting publish requeued row_refused
-    state_redis unreadable_message
+    address_refused beat broker_lost dead_letter_refused fallback_replay ledger limiter_redis max_waiting preferences
+    publish requeued row_refused send_in state_redis unreadable_message
 """
 for _what in _FALLBACKS.split():
     DEGRADED.labels(_what)  # there from the start: what begins at 1 has not grown, to Prometheus

@@ -1,4 +1,7 @@
-"""The table as the rest of the project sees it: whole transactions, each safe to repeat, each a bounded wait.
+"""The table as the rest of the project sees it: whole transactions, each safe to repeat.
+
+Each is a bounded wait, also where the host is gone; only a server that is frozen (its kernel still answers) holds the
+caller for as long as it is frozen, or until the worker's time limit.
 
 READ COMMITTED, timeouts set within each transaction (so pgbouncer in transaction mode is fine), no row locked while
 anything but PostgreSQL is waited for. A transaction that failed is repeated once: every one of them is written so that
