@@ -59,7 +59,7 @@ class AppriseChannel:
         if not isinstance(addresses, list):
             return addresses
         title, body = text_of(delivery)
-        outcomes = [self._send_to(address, title, body, until_s) for address in addresses]
+        outcomes = [self._tried(address, title, body, until_s) for address in addresses]
         if Sent() not in outcomes:
             return merged(outcomes)
         # Tried again, it would go once more to those that took it: a service knows no idempotency key.
@@ -67,6 +67,12 @@ class AppriseChannel:
             if isinstance(outcome, (Failed, RetryAt)):
                 metrics.degraded("address_refused", outcome.error)
         return Sent()
+
+    def _tried(self, address: str, title: str, body: str, until_s: float) -> Outcome:
+        try:
+            return self._send_to(address, title, body, until_s)
+        except Exception as error:  # a service's: one address must not fail the batch; its text may hold the address
+            return RetryAt(f"apprise: {type(error).__name__}")
 
     def _send_to(self, address: str, title: str, body: str, until_s: float) -> Outcome:
         service = address.partition(":")[0].lower()

@@ -50,10 +50,13 @@ def target_of(url: str) -> Target:
     if any(character <= " " or character == "\x7f" for character in url):
         raise Refused("the address has spaces or control characters in it")
     try:
-        parsed = httpx.URL(url)
-        where = parsed.netloc.decode("ascii")
-    except (httpx.InvalidURL, ValueError):
+        return _target(httpx.URL(url))
+    except (httpx.InvalidURL, ValueError):  # some of its parts are looked at when they are first asked for
         raise Refused("the address is no URL") from None
+
+
+def _target(parsed: httpx.URL) -> Target:
+    where = parsed.netloc.decode("ascii")
     if parsed.scheme not in ("http", "https") or not parsed.host or not 0 <= (parsed.port or 0) < 65_536:
         raise Refused("the address must begin with https:// or http://, a host, and maybe a port")
     headers = [("Host", where)]

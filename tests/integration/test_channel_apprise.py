@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from apprise import Apprise
 
 from notifier.channels import Delivery, Failed, Outcome, RetryAt, Sent
 from notifier.channels.addresses import Addresses
@@ -99,6 +100,20 @@ def test_what_one_address_took_is_not_sent_to_it_again_for_another(hook: Receive
     taken, dead = f"json://127.0.0.1:{hook.port}/", f"json://127.0.0.1:{free_port()}/"
     assert one(channel(taken, dead)) == one(channel(dead, taken)) == Sent()
     assert isinstance(one(channel(dead)), RetryAt)
+
+
+def test_an_address_that_breaks_apprise_harms_no_other(hook: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def add(target: Apprise, address: str) -> bool:
+        if "bad" in address:
+            raise ValueError(address)
+        return real(target, address)
+
+    real = Apprise.add
+    monkeypatch.setattr(Apprise, "add", add)
+    addresses = {"anna": "json://bad/", "bert": f"json://127.0.0.1:{hook.port}/"}
+    made = AppriseChannel(Settings(), Addresses([lambda user, _: addresses[user]]), Breakers())
+    outcomes = made.deliver([a_delivery(user, channel="apprise") for user in addresses])
+    assert outcomes == [RetryAt("apprise: ValueError"), Sent()]
 
 
 def test_nothing_secret_is_logged(hook: Receiver, caplog: pytest.LogCaptureFixture) -> None:

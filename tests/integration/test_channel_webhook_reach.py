@@ -113,6 +113,7 @@ def test_of_several_addresses_those_permitted_are_tried_in_turn(
     "http://h\r\nx-evil: 1/", "http://127.0.0.1/\r\nx-evil: 1", "http://a b/", "http://", "//host/", "ftp://host/",
     "file:///etc/passwd", "gopher://host/", "unix:///x", "http://[::1", "http://host:port/", "http://host:99999/",
     "javascript:alert(1)", "not a url", "http://\u0000/", "https:///path", "http://\ud800/",
+    "http://xn--/",
 ])  # fmt: skip
 def test_what_is_no_good_url_fails_for_good_and_is_not_shown(make: Make, url: str) -> None:
     answer = one(make(url))

@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from notifier.channels import Failed, RetryAt, Sent
+from notifier.channels.outbound import Refused, target_of
 from notifier.channels.replies import LONGEST_WAIT_S, outcome_of, retry_after_s
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -66,3 +67,22 @@ def test_every_form_of_an_http_date_is_read(seconds: int) -> None:
     for form in ("%a, %d %b %Y %H:%M:%S GMT", "%A, %d-%b-%y %H:%M:%S GMT", "%a %b %e %H:%M:%S %Y"):
         value = moment.strftime(form).encode()
         assert retry_after_s([(b"Retry-After", value)], NOW_S) == min(max(seconds, 0), LONGEST_WAIT_S)
+
+
+HOST_PARTS = st.sampled_from(
+    ["xn--", "xn--a", "a", ".", "-", "[", "]", "::1", "%", "%41", "@", ":", "80", "0x7f", "ß", "。", "ﬀ"]
+)
+HOSTS = st.lists(HOST_PARTS | st.characters(), max_size=6).map("".join)
+URLS = st.builds("{}://{}/{}".format, st.sampled_from(["http", "https", "HTTP", ""]), HOSTS, st.text(max_size=5))
+
+
+@given(URLS | st.text(max_size=30))
+@example("http://xn--/")
+@example("http://xn--a.example/")
+def test_any_text_is_a_target_or_refused(url: str) -> None:
+    try:
+        target = target_of(url)
+    except Refused as refused:
+        assert str(refused).startswith("the address ")
+    else:
+        assert target.where.isascii() and target.url.scheme in (b"http", b"https")
