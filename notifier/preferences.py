@@ -33,7 +33,7 @@ __all__ = ["Objection", "Preferences", "QuietHours", "asked", "objections", "use
 GROUP = "notifier.preferences"
 REMEMBERED = 10_000  # users of one process
 MOST = 1_000  # opt-outs of one user
-BATCH_S = 2.0  # the function is called for this long in a batch; who is left waits
+BATCH_S = 1.0  # the function is called for this long in a batch; who is left waits
 RETRY_S = 5.0  # on average, where it failed
 OPTED_OUT = "opted_out"
 

@@ -235,7 +235,7 @@ class Settings(BaseSettings):
     webhook_secret: Annotated[SecretStr, _checked_by(signing_keys)] | None = Field(
         None, description="Signs webhooks: whsec_ and base64. While it is replaced: new and old, separated by a comma."
     )
-    webhook_timeout: Annotated[float, Field(gt=0, le=6)] = Field(
+    webhook_timeout: Annotated[float, Field(gt=0, le=5.5)] = Field(
         5.0, description="Seconds one webhook may take in all, from looking up its host to the answer."
     )
     webhook_allow_networks: Annotated[str, _checked_by(networks)] = Field(

@@ -182,7 +182,7 @@ def test_the_batch_ends_however_many_hosts_are_slow(make: Make, monkeypatch: pyt
     monkeypatch.setattr("notifier.channels.webhook.BATCH_S", 1.0)
     with receiver() as slow:
         slow.script = lambda _request, _connection: time.sleep(60)
-        outcomes = make(slow.url(), webhook_timeout=6.0).deliver([a_delivery() for _ in range(100)])
+        outcomes = make(slow.url(), webhook_timeout=5.5).deliver([a_delivery() for _ in range(100)])
     errors = {outcome.error for outcome in outcomes if isinstance(outcome, RetryAt)}
     assert len(errors) == 2  # those that were cut off, and those that were not even begun
     assert len(outcomes) == 100
