@@ -100,6 +100,6 @@ def _burst(stage: Stage, ours: Crowd, peers: Crowd, rate: float) -> dict[str, fl
         thread.start()
         sent = people.steadily(one, base, 2.0)
         thread.join()
-        p99_ms[name] = percentile(in_ms(people.heard(sent + events * USERS, 120.0)), 0.99)
+        p99_ms[name] = percentile(in_ms(people.heard(sent + events * USERS, 120.0, peer=people is peers)), 0.99)
         stage.drained()
     return p99_ms | {"base_per_s": round(base), "burst": events * USERS}
