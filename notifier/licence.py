@@ -10,6 +10,22 @@ from notifier.notification import Identity, Notification, Priority
 from notifier.wire import unpack
 
 
+class Reason(StrEnum):
+    """Why a row is where it is."""
+
+    RATE_LIMITED = "rate_limited"
+    QUOTA = "quota"
+    ORDER = "order"
+    LIMITER_UNAVAILABLE = "limiter_unavailable"
+    PREFERENCES_UNAVAILABLE = "preferences_unavailable"
+    SCHEDULED = "scheduled"
+    QUIET_HOURS = "quiet_hours"
+    DELIVERY_FAILED = "delivery_failed"
+    BREAKER_OPEN = "breaker_open"
+    POISON = "poison"
+    MAX_WAITING = "max_waiting"
+
+
 class End(StrEnum):
     """How a notification ends; `parked` waits for a person."""
 

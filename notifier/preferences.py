@@ -22,9 +22,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple, Protocol, TypeVar
 
 from notifier import metrics
-from notifier.deadletters.schema import Reason
 from notifier.errors import InvalidPreferences
-from notifier.licence import Denial
+from notifier.licence import Denial, Reason
 from notifier.notification import Priority
 from notifier.quiet_hours import QuietHours
 

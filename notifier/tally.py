@@ -9,26 +9,11 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from notifier import channels, hooks, logs, metrics, tracing
-from notifier.licence import End
+from notifier.licence import End, Reason
 from notifier.notification import Notification
 
 # Labels that are counted under their own name. Others may come from outside: from a message's channel, for one.
-REASONS = frozenset(
-    {"rate_limited", "quota", "order", "limiter_unavailable", "scheduled", "quiet_hours", "delivery_failed"}
-    | {
-        "breaker_open",
-        "poison",
-        "max_waiting",
-        "row_refused",
-        "preferences_unavailable",
-        "opted_out",
-        "cancelled",
-        "erased",
-        "reconciled",
-        "retired",
-        "by_hand",
-    }
-)
+REASONS = frozenset(Reason) | {"row_refused", "opted_out", "cancelled", "erased", "reconciled", "retired", "by_hand"}
 OTHER = "other"
 
 log = logging.getLogger(__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import socket
 import ssl
@@ -9,9 +10,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from notifier.channels import Delivery
+from notifier.channels import Delivery, Outcome
+from notifier.channels.webhook import WebhookChannel
 from notifier.notification import Notification
 
+SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -23,6 +26,7 @@ class Received(NamedTuple):
     body: bytes
 
 
+Make = Callable[..., WebhookChannel]  # of the fixture `make_webhook`: addresses, settings
 Script = Callable[[Received, socket.socket], None]
 
 
@@ -99,3 +103,9 @@ def a_delivery(user_id: str = "anna", payload: object = "hello", channel: str = 
     """The first attempt at a fresh notification."""
     notification = Notification.create(user_id, payload, channel=channel, notification_id=fields.pop("id", None))
     return Delivery(notification, 1_764_471_118_201_000, 1_764_471_118_202_000, 1, **fields)  # type: ignore[arg-type]
+
+
+def one(channel: WebhookChannel, delivery: Delivery | None = None) -> Outcome:
+    """Deliver a single one; its outcome."""
+    (outcome,) = channel.deliver([delivery or a_delivery()])
+    return outcome

@@ -18,7 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from notifier.cli.output import console, emit_json, example, plain_table
 from notifier.cli.output import rows as aligned
 from notifier.deadletters.manage import Done, Filter, Manager, Summary, forecast_s
-from notifier.deadletters.schema import Reason, Row, State, instant
+from notifier.deadletters.schema import Row, State, instant
+from notifier.licence import Reason
 from notifier.notification import MAX_USER_ID, clean_text
 from notifier.runtime import Runtime
 from notifier.settings import Settings

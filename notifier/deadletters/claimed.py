@@ -17,9 +17,9 @@ from notifier.channels.breaker import breakers
 from notifier.deadletters.claiming import CLAIM_S
 from notifier.deadletters.digest import Folded, object_of, together
 from notifier.deadletters.line import Pace
-from notifier.deadletters.schema import Kept, Reason, Row
+from notifier.deadletters.schema import Kept, Row
 from notifier.errors import SettingsError
-from notifier.licence import TRIES, Denial, End, Grant, RowReply
+from notifier.licence import TRIES, Denial, End, Grant, Reason, RowReply
 from notifier.limits.verdict import Request, Verdict
 from notifier.notification import Identity, Priority
 from notifier.preferences import OPTED_OUT

@@ -14,9 +14,9 @@ from notifier import metrics
 from notifier.deadletters import claiming, queries
 from notifier.deadletters.claiming import identities_of, keys_of, rows_of
 from notifier.deadletters.digest import FOLDING, GATHERED, MAX_MEMBERS, fold, foldable
-from notifier.deadletters.schema import Kept, Reason, Row
+from notifier.deadletters.schema import Kept, Row
 from notifier.deadletters.store import BATCH, Store
-from notifier.licence import Deferred
+from notifier.licence import Deferred, Reason
 
 if TYPE_CHECKING:
     from notifier.ledger import Ledger

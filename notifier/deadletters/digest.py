@@ -13,7 +13,8 @@ from itertools import groupby
 from json.encoder import encode_basestring_ascii as json_string
 from typing import NamedTuple
 
-from notifier.deadletters.schema import Reason, Row
+from notifier.deadletters.schema import Row
+from notifier.licence import Reason
 
 MAX_MEMBERS = 100
 MAX_IDS = 100  # in one digest object; the newest ones

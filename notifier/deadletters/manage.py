@@ -11,10 +11,10 @@ from sqlalchemy import ColumnElement, Connection, Select, TextClause, case, dist
 
 from notifier.deadletters import queries
 from notifier.deadletters.claiming import keys_of
-from notifier.deadletters.schema import Kept, Reason, Row, State, dead_letters
+from notifier.deadletters.schema import Kept, Row, State, dead_letters
 from notifier.deadletters.sql import COLUMNS
 from notifier.deadletters.store import BATCH, Store
-from notifier.licence import End
+from notifier.licence import End, Reason
 from notifier.notification import Identity
 from notifier.settings import Settings
 

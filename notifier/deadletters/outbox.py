@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection
 
 from notifier.deadletters import queries
-from notifier.deadletters.schema import Reason
 from notifier.deadletters.store import insert_values
 from notifier.errors import SettingsError, StateUnavailable
-from notifier.licence import Deferred
+from notifier.licence import Deferred, Reason
 from notifier.notification import Notification
 from notifier.redis.keys import PREFIX
 from notifier.redis.state import call

@@ -37,22 +37,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_US = 250_000_000_000 * 10**6  # year 9892: still a Python datetime, in any time zone
 
 
-class Reason(StrEnum):
-    """Why a row is where it is."""
-
-    RATE_LIMITED = "rate_limited"
-    QUOTA = "quota"
-    ORDER = "order"
-    LIMITER_UNAVAILABLE = "limiter_unavailable"
-    PREFERENCES_UNAVAILABLE = "preferences_unavailable"
-    SCHEDULED = "scheduled"
-    QUIET_HOURS = "quiet_hours"
-    DELIVERY_FAILED = "delivery_failed"
-    BREAKER_OPEN = "breaker_open"
-    POISON = "poison"
-    MAX_WAITING = "max_waiting"
-
-
 class State(StrEnum):
     """waiting: goes by itself; parked: waits for a person."""
 

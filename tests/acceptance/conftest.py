@@ -148,6 +148,22 @@ class Site:
             process.kill()
 
 
+def message(task: str, content_type: str, body: str) -> str:
+    """As kombu puts it into a list of Redis."""
+    return json.dumps(
+        {
+            "body": body,
+            "content-encoding": "utf-8",
+            "content-type": content_type,
+            "headers": {"lang": "py", "task": task, "id": f"id-of-{task}", "argsrepr": "()", "kwargsrepr": "{}"},
+            "properties": {
+                "delivery_mode": 2, "delivery_tag": os.urandom(8).hex(), "body_encoding": "base64",
+                "delivery_info": {"exchange": "", "routing_key": "notifier.normal"},
+            },
+        }
+    )  # fmt: skip
+
+
 @pytest.fixture
 def make_site(settings: Settings, tmp_path: Path) -> Iterator[Callable[..., Site]]:
     """A factory: `make_site(user_limit="1/s")`. This process calls tasks through the site's broker meanwhile."""

@@ -18,7 +18,7 @@ from notifier import channels
 from notifier.embedded.process import signal_tree
 from notifier.wire import SEND_NOTIFICATION
 from tasks import send_notification, send_notifications
-from tests.acceptance.conftest import Process, Site
+from tests.acceptance.conftest import Process, Site, message
 from tests.support import eventually
 
 CANARY = "canary-7f3a"
@@ -82,22 +82,6 @@ def go_through_it(site: Site, broker: Redis, **env: str) -> list[Process]:
     assert bad.ended(60) != 0
     assert (beat.stop(), worker.stop()) == (0, 0)
     return [worker, beat, bad]
-
-
-def message(task: str, content_type: str, body: str) -> str:
-    """As kombu puts it into a list of Redis."""
-    return json.dumps(
-        {
-            "body": body,
-            "content-encoding": "utf-8",
-            "content-type": content_type,
-            "headers": {"lang": "py", "task": task, "id": f"id-of-{task}", "argsrepr": "()", "kwargsrepr": "{}"},
-            "properties": {
-                "delivery_mode": 2, "delivery_tag": os.urandom(8).hex(), "body_encoding": "base64",
-                "delivery_info": {"exchange": "", "routing_key": "notifier.normal"},
-            },
-        }
-    )  # fmt: skip
 
 
 def keeps_quiet(site: Site, processes: list[Process]) -> None:

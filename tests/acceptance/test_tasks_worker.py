@@ -16,7 +16,7 @@ from notifier import runtime
 from notifier.embedded.process import signal_tree
 from notifier.embedded.valkey import Valkey
 from tasks import send_notification, send_notifications
-from tests.acceptance.conftest import Site
+from tests.acceptance.conftest import Site, message
 from tests.support import eventually
 
 POOLS = ("prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("threads", "solo")))
@@ -155,8 +155,8 @@ def test_nothing_of_a_payload_or_a_password_is_logged(site: Site, broker: Redis)
         ("notifier.send_notification", "application/x-python-serialize"),
         ("notifier.send_notification", "application/json"),
     ):
-        broker.lpush("notifier.normal", _message(task, content_type, body))
-    broker.lpush("notifier.normal", _message("notifier.send_notification", "application/json", "bm90IGpzb24gY2FuYXJ5"))
+        broker.lpush("notifier.normal", message(task, content_type, body))
+    broker.lpush("notifier.normal", message("notifier.send_notification", "application/json", "bm90IGpzb24gY2FuYXJ5"))
     site.settled(6)
     eventually(lambda: broker.llen("notifier.normal") == 0, timeout_s=60)
     worker.says("notifier.of_a_newer_version").says("cannot be read").says("Refusing to deserialize")
@@ -165,21 +165,6 @@ def test_nothing_of_a_payload_or_a_password_is_logged(site: Site, broker: Redis)
     for process in (worker, beat):
         for secret in (canary, "canary", password, base64.b64encode(canary.encode()).decode()[:8]):
             assert secret not in process.text
-
-
-def _message(task: str, content_type: str, body: str) -> str:
-    return json.dumps(
-        {
-            "body": body,
-            "content-encoding": "utf-8",
-            "content-type": content_type,
-            "headers": {"lang": "py", "task": task, "id": f"id-of-{task}", "argsrepr": "()", "kwargsrepr": "{}"},
-            "properties": {
-                "delivery_mode": 2, "delivery_tag": os.urandom(8).hex(), "body_encoding": "base64",
-                "delivery_info": {"exchange": "", "routing_key": "notifier.normal"},
-            },
-        }
-    )  # fmt: skip
 
 
 @pytest.mark.slow

@@ -6,9 +6,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from redis import Redis
 
+from notifier import runtime
+from notifier.channels.addresses import Addresses
+from notifier.channels.breaker import Breakers
+from notifier.channels.webhook import WebhookChannel
+from notifier.embedded.valkey import Valkey
+from notifier.ledger import Ledger
+from notifier.redis.state import connect_state
 from notifier.settings import Settings
 from tests.deadletters import Bench
+from tests.receiver import SECRET, Make, Receiver, receiver
 
 
 @pytest.fixture
@@ -23,3 +32,45 @@ def make_bench(settings: Settings) -> Iterator[Callable[..., Bench]]:
     yield factory
     for bench in made:
         bench.close()
+
+
+@pytest.fixture
+def client(valkey: Valkey) -> Iterator[Redis]:
+    with connect_state(valkey.url(), 5.0) as made:
+        yield made
+
+
+@pytest.fixture
+def ledger(client: Redis, settings: Settings) -> Ledger:
+    return Ledger(client, settings)
+
+
+@pytest.fixture
+def use(settings: Settings) -> Iterator[Callable[..., None]]:
+    """Make these settings the process's."""
+
+    def configure(**changes: object) -> None:
+        runtime.close()
+        runtime.get(settings.model_copy(update=changes))
+
+    configure()
+    yield configure
+    runtime.close()
+
+
+@pytest.fixture
+def hook() -> Iterator[Receiver]:
+    with receiver() as made:
+        yield made
+
+
+@pytest.fixture
+def make_webhook() -> Make:
+    """A channel whose users are reached at the given addresses."""
+
+    def factory(addresses: object, **settings: object) -> WebhookChannel:
+        values: dict[str, object] = {"webhook_secret": SECRET, "webhook_allow_networks": "127.0.0.0/8, ::1/128"}
+        lookup = addresses if callable(addresses) else lambda _user, _channel: addresses
+        return WebhookChannel(Settings(**(values | settings)), Addresses([lookup]), Breakers())
+
+    return factory

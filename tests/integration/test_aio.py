@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-from collections.abc import Callable, Iterator
-
-import pytest
+from collections.abc import Callable
 
 from notifier import Notification, anotify, anotify_many, notify, runtime
 from notifier.embedded.valkey import Valkey
@@ -15,19 +13,6 @@ from notifier.settings import Settings
 from tests.support import published
 
 PATIENCE_S = 60.0
-
-
-@pytest.fixture
-def use(settings: Settings) -> Iterator[Callable[..., None]]:
-    """Make these settings the process's."""
-
-    def configure(**changes: object) -> None:
-        runtime.close()
-        runtime.get(settings.model_copy(update=changes))
-
-    configure()
-    yield configure
-    runtime.close()
 
 
 def test_accepted_and_published_as_by_notify(use: object, valkey: Valkey) -> None:

@@ -7,51 +7,20 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
 from standardwebhooks import Webhook
 
-from notifier.channels import Delivery, Failed, Outcome, RetryAt, Sent
-from notifier.channels.addresses import Addresses
-from notifier.channels.breaker import Breakers
-from notifier.channels.webhook import WebhookChannel
-from notifier.settings import Settings
-from tests.receiver import Receiver, a_delivery, answers, receiver, says
+from notifier.channels import Failed, RetryAt, Sent
+from tests.receiver import SECRET, Make, Receiver, a_delivery, answers, one, receiver, says
 from tests.support import eventually
 
-SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
 OTHER = "whsec_" + base64.b64encode(b"o" * 24).decode()
 
-Make = Callable[..., WebhookChannel]
 
-
-@pytest.fixture
-def hook() -> Iterator[Receiver]:
-    with receiver() as made:
-        yield made
-
-
-@pytest.fixture
-def make() -> Make:
-    """A channel whose users are reached at the given addresses."""
-
-    def factory(addresses: object, **settings: object) -> WebhookChannel:
-        values: dict[str, object] = {"webhook_secret": SECRET, "webhook_allow_networks": "127.0.0.0/8, ::1/128"}
-        lookup = addresses if callable(addresses) else lambda _user, _channel: addresses
-        return WebhookChannel(Settings(**(values | settings)), Addresses([lookup]), Breakers())
-
-    return factory
-
-
-def one(channel: WebhookChannel, delivery: Delivery | None = None) -> Outcome:
-    (outcome,) = channel.deliver([delivery or a_delivery()])
-    return outcome
-
-
-def test_the_reference_library_accepts_the_signature(hook: Receiver, make: Make) -> None:
+def test_the_reference_library_accepts_the_signature(hook: Receiver, make_webhook: Make) -> None:
     delivery = a_delivery("user \u00e9\r\nx-evil: 1", {"text": "caf\u00e9", "n": 1e22}, digest='{"count":3}')
-    assert one(make(hook.url("/a%20b?c=d")), delivery) == Sent()
+    assert one(make_webhook(hook.url("/a%20b?c=d")), delivery) == Sent()
     (request,) = hook.requests
     assert request.line == "POST /a%20b?c=d HTTP/1.1"
     assert request.headers["host"] == f"127.0.0.1:{hook.port}"
@@ -69,8 +38,8 @@ def test_the_reference_library_accepts_the_signature(hook: Receiver, make: Make)
     assert b'"accepted_at":1764471118.201000,' in request.body
 
 
-def test_another_attempt_has_the_same_id_and_body_and_another_user_does_not(hook: Receiver, make: Make) -> None:
-    channel = make(hook.url())
+def test_another_attempt_has_the_same_id_and_body_and_another_user_does_not(hook: Receiver, make_webhook: Make) -> None:
+    channel = make_webhook(hook.url())
     first = a_delivery("anna", id="like-7")
     channel.deliver([first, a_delivery("bert", id="like-7")])
     assert one(channel, first._replace(attempt=2)) == Sent()
@@ -84,8 +53,10 @@ def test_another_attempt_has_the_same_id_and_body_and_another_user_does_not(hook
     (f"#{OTHER}", SECRET, [OTHER]),  # the address's own
     (f"#{OTHER}", None, [OTHER]),
 ])  # fmt: skip
-def test_which_secrets_sign(hook: Receiver, make: Make, suffix: str, setting: str | None, verifies: list[str]) -> None:
-    assert one(make(hook.url("/x") + suffix, webhook_secret=setting)) == Sent()
+def test_which_secrets_sign(
+    hook: Receiver, make_webhook: Make, suffix: str, setting: str | None, verifies: list[str]
+) -> None:
+    assert one(make_webhook(hook.url("/x") + suffix, webhook_secret=setting)) == Sent()
     (request,) = hook.requests
     assert request.line == "POST /x HTTP/1.1"
     assert len(request.headers["webhook-signature"].split()) == len(verifies)
@@ -98,9 +69,9 @@ def test_which_secrets_sign(hook: Receiver, make: Make, suffix: str, setting: st
     (400, Failed), (401, Failed), (404, Failed), (410, Failed), (422, Failed), (300, Failed), (304, Failed),
     (408, RetryAt), (425, RetryAt), (429, RetryAt), (500, RetryAt), (503, RetryAt), (599, RetryAt), (999, RetryAt),
 ])  # fmt: skip
-def test_what_a_status_means(hook: Receiver, make: Make, status: int, outcome: type) -> None:
+def test_what_a_status_means(hook: Receiver, make_webhook: Make, status: int, outcome: type) -> None:
     hook.script = says(status)
-    answer = one(make(hook.url()))
+    answer = one(make_webhook(hook.url()))
     assert isinstance(answer, outcome)
     if not isinstance(answer, Sent):
         assert answer.error.startswith(f"127.0.0.1:{hook.port} answered {status}")  # type: ignore[union-attr]
@@ -112,23 +83,25 @@ def test_what_a_status_means(hook: Receiver, make: Make, status: int, outcome: t
     ("Retry-After: Wed, 21 Oct 2015 07:28:00 GMT", 0), ("Retry-After: Fri, 31 Dec 9999 23:59:59 GMT", 86_400),
     ("Retry-After: \xb2", 0), ("X: y", 0),
 ])  # fmt: skip
-def test_retry_after_is_obeyed_within_bounds(hook: Receiver, make: Make, header: str, wait_s: float) -> None:
+def test_retry_after_is_obeyed_within_bounds(hook: Receiver, make_webhook: Make, header: str, wait_s: float) -> None:
     hook.script = says(429, header)
-    answer = one(make(hook.url()))
+    answer = one(make_webhook(hook.url()))
     assert isinstance(answer, RetryAt)
     assert answer.wait_s == wait_s
 
 
-def test_credentials_are_sent_and_shown_nowhere(hook: Receiver, make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_credentials_are_sent_and_shown_nowhere(
+    hook: Receiver, make_webhook: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     url = f"http://user:pa%0d%0a%3Ass@127.0.0.1:{hook.port}/path-token?key=query-token#{OTHER}"
     payload = {"text": "private-words"}
-    assert one(make(url), a_delivery(payload=payload)) == Sent()
+    assert one(make_webhook(url), a_delivery(payload=payload)) == Sent()
     assert hook.requests[0].headers["authorization"] == "Basic " + base64.b64encode(b"user:pa\r\n:ss").decode()
     errors = []
     for script in (says(500), says(404), says(302), answers(b"garbage private-words\r\n\r\n")):
         hook.script = script
-        answer = one(make(url), a_delivery(payload=payload))
+        answer = one(make_webhook(url), a_delivery(payload=payload))
         assert isinstance(answer, (Failed, RetryAt))
         errors.append(answer.error)
     shown = "\n".join([caplog.text, *errors])
@@ -144,19 +117,19 @@ def test_credentials_are_sent_and_shown_nowhere(hook: Receiver, make: Make, capl
     (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "not HTTP"),
     (b"", ""),
 ])  # fmt: skip
-def test_a_garbled_answer_is_tried_again(hook: Receiver, make: Make, raw: bytes, reason: str) -> None:
+def test_a_garbled_answer_is_tried_again(hook: Receiver, make_webhook: Make, raw: bytes, reason: str) -> None:
     def script(_: object, connection: socket.socket) -> None:
         connection.sendall(raw)
         connection.shutdown(socket.SHUT_RDWR)
 
     hook.script = script
-    answer = one(make(hook.url()))
+    answer = one(make_webhook(hook.url()))
     assert isinstance(answer, RetryAt)
     assert reason in answer.error
 
 
 @pytest.mark.parametrize("head", [b"HTTP/1.1 100 Continue\r\n\r\n", b"X-Filler: y\r\n", b"z"])
-def test_an_answer_without_end_ends_at_the_deadline(hook: Receiver, make: Make, head: bytes) -> None:
+def test_an_answer_without_end_ends_at_the_deadline(hook: Receiver, make_webhook: Make, head: bytes) -> None:
     """Each part arrives soon after the one before, so no read ever times out by itself."""
 
     def drip(_: object, connection: socket.socket) -> None:
@@ -168,25 +141,25 @@ def test_an_answer_without_end_ends_at_the_deadline(hook: Receiver, make: Make, 
 
     hook.script = drip
     started_s = time.monotonic()
-    answer = one(make(hook.url(), webhook_timeout=0.5))
+    answer = one(make_webhook(hook.url(), webhook_timeout=0.5))
     assert isinstance(answer, RetryAt)
     assert time.monotonic() - started_s < 6  # not how fast, but that it ends: well before a batch's own end
     assert "did not answer within 0.5 s" in answer.error
 
 
-def test_headers_without_end_are_not_kept(hook: Receiver, make: Make) -> None:
+def test_headers_without_end_are_not_kept(hook: Receiver, make_webhook: Make) -> None:
     def flood(_: object, connection: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\n")
         while True:
             connection.sendall(b"X-Filler: " + b"y" * 60_000 + b"\r\n")
 
     hook.script = flood
-    assert one(make(hook.url())) == RetryAt(f"127.0.0.1:{hook.port}: its answer is not HTTP")
+    assert one(make_webhook(hook.url())) == RetryAt(f"127.0.0.1:{hook.port}: its answer is not HTTP")
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.05])
 def test_the_status_counts_and_the_body_is_left_unread_beyond_a_bound(
-    hook: Receiver, make: Make, pause_s: float
+    hook: Receiver, make_webhook: Make, pause_s: float
 ) -> None:
     """An endless body, as fast as it can or dripping: it has said 200, so it has it."""
     sent = [0]
@@ -203,13 +176,13 @@ def test_the_status_counts_and_the_body_is_left_unread_beyond_a_bound(
             raise
 
     hook.script = endless
-    assert one(make(hook.url())) == Sent()
+    assert one(make_webhook(hook.url())) == Sent()
     eventually(lambda: gone, timeout_s=60)
     assert sent[0] < 64 * 2**20  # what sockets buffer, not what it would have sent
 
 
 def test_what_was_taken_at_the_end_of_a_batch_was_taken(
-    hook: Receiver, make: Make, monkeypatch: pytest.MonkeyPatch
+    hook: Receiver, make_webhook: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its time is up while the body is being read: it has said 200, so it has it."""
     monkeypatch.setattr("notifier.channels.webhook.BATCH_S", 3.0)
@@ -222,12 +195,12 @@ def test_what_was_taken_at_the_end_of_a_batch_was_taken(
         connection.sendall(b"x")
 
     hook.script = late
-    assert one(make(hook.url())) == Sent()
+    assert one(make_webhook(hook.url())) == Sent()
 
 
-def test_several_addresses_of_one_user(hook: Receiver, make: Make) -> None:
+def test_several_addresses_of_one_user(hook: Receiver, make_webhook: Make) -> None:
     with receiver() as other:
-        channel = make([hook.url(), other.url(), hook.url()])
+        channel = make_webhook([hook.url(), other.url(), hook.url()])
         assert one(channel) == Sent()
         assert (len(hook.requests), len(other.requests)) == (1, 1)
         assert hook.requests[0].headers["webhook-id"] == other.requests[0].headers["webhook-id"]
@@ -239,9 +212,9 @@ def test_several_addresses_of_one_user(hook: Receiver, make: Make) -> None:
         assert isinstance(one(channel), Failed)
 
 
-def test_nothing_is_sent_unsigned(hook: Receiver, make: Make) -> None:
+def test_nothing_is_sent_unsigned(hook: Receiver, make_webhook: Make) -> None:
     for address in (hook.url(), hook.url() + "#top"):
-        answer = one(make(address, webhook_secret=None))
+        answer = one(make_webhook(address, webhook_secret=None))
         assert isinstance(answer, Failed)
         assert "whsec_" in answer.error or "NOTIFIER_WEBHOOK_SECRET" in answer.error
     assert hook.connections == 0

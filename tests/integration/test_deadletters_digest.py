@@ -14,6 +14,13 @@ def claims_run_out(bench: Bench) -> None:
     bench.sql("UPDATE dead_letters SET claimed_until = now() - interval '1 s' WHERE claimed_until IS NOT NULL")
 
 
+def to_rows(bench: Bench) -> None:
+    """Spill, but fold nothing."""
+    items = bench.ledger.peek_deferred(100)
+    bench.store.insert(items)
+    bench.ledger.settle_deferred([item.notification.identity for item in items])
+
+
 def test_rows_of_one_collapse_key_go_out_as_one_for_one_token(make_bench: MakeBench) -> None:
     bench = make_bench(user_limit="1/hour burst 1", local_bucket="off")
     bench.deny("anna", 27, collapse_key="likes:post-1")
@@ -104,9 +111,7 @@ def test_a_single_row_tells_of_what_was_folded_into_it(make_bench: MakeBench) ->
 def test_a_crash_within_a_fold_is_taken_up(make_bench: MakeBench, booked: bool) -> None:
     bench = make_bench(user_limit="off", max_waiting=5)
     bench.deny("anna", 12, wait_s=600, collapse_key="k")
-    items = bench.ledger.peek_deferred(100)
-    bench.store.insert(items)
-    bench.ledger.settle_deferred([item.notification.identity for item in items])
+    to_rows(bench)
     (group,) = Crowd(bench.store, bench.ledger, 5)._claim("anna", "websocket")
     if booked:
         bench.ledger.fold_rows(group)
@@ -124,9 +129,7 @@ def test_a_crash_within_a_fold_is_taken_up(make_bench: MakeBench, booked: bool) 
 def test_nothing_folds_into_what_has_ended(make_bench: MakeBench) -> None:
     bench = make_bench(user_limit="off", max_waiting=5)
     bench.deny("anna", 8, wait_s=600, collapse_key="k")
-    items = bench.ledger.peek_deferred(100)
-    bench.store.insert(items)
-    bench.ledger.settle_deferred([item.notification.identity for item in items])
+    to_rows(bench)
     crowd = Crowd(bench.store, bench.ledger, 5)
     (group,) = crowd._claim("anna", "websocket")
     assert bench.ledger.cancel(group[-1].identity)
@@ -139,9 +142,7 @@ def test_what_its_fold_left_behind_goes_by_itself(make_bench: MakeBench) -> None
     """Its replayer died, and the row that it was to fold into has been cancelled."""
     bench = make_bench(user_limit="off", max_waiting=1)
     bench.deny("anna", 3, wait_s=600, collapse_key="k")
-    items = bench.ledger.peek_deferred(100)
-    bench.store.insert(items)
-    bench.ledger.settle_deferred([item.notification.identity for item in items])
+    to_rows(bench)
     (group,) = Crowd(bench.store, bench.ledger, 1)._claim("anna", "websocket")
     manager = Manager(bench.store, bench.ledger)
     for row in group[1:]:
@@ -158,9 +159,7 @@ def test_nothing_folds_into_another_than_it_was_to(make_bench: MakeBench) -> Non
     """Only what the newest was claimed with is written into it: in another one it would not be told of."""
     bench = make_bench(user_limit="off", max_waiting=1)
     bench.deny("anna", 3, wait_s=600, collapse_key="k")
-    items = bench.ledger.peek_deferred(100)
-    bench.store.insert(items)
-    bench.ledger.settle_deferred([item.notification.identity for item in items])
+    to_rows(bench)
     (group,) = Crowd(bench.store, bench.ledger, 1)._claim("anna", "websocket")
     assert Manager(bench.store, bench.ledger).cancel("anna", group[-1].notification_id)
     claims_run_out(bench)

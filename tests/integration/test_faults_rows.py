@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from notifier.deadletters.schema import Reason
-from notifier.licence import Deferred
+from notifier.licence import Deferred, Reason
 from notifier.limit import Limit
 from notifier.notification import Notification
 from notifier.redis.keys import done_key

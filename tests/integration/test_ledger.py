@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -31,17 +30,6 @@ from tests.ledger import (
     note,
 )
 from tests.support import eventually, free_port
-
-
-@pytest.fixture
-def client(valkey: Valkey) -> Iterator[Redis]:
-    with connect_state(valkey.url(), 5.0) as made:
-        yield made
-
-
-@pytest.fixture
-def ledger(client: Redis, settings: Settings) -> Ledger:
-    return Ledger(client, settings)
 
 
 def test_accept_gives_seq_queue_and_time(ledger: Ledger) -> None:

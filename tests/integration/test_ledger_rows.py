@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-import pytest
 from redis import Redis
 
-from notifier.embedded.valkey import Valkey
 from notifier.ledger import Ledger
 from notifier.licence import Deferred, Denial, End
 from notifier.notification import Identity
 from notifier.redis.keys import prefix_of, user_key
-from notifier.redis.state import connect_state
 from notifier.settings import Settings
 from notifier.wire import Message
 from tests.ledger import (
@@ -31,17 +27,6 @@ from tests.ledger import (
     note,
     to_rows,
 )
-
-
-@pytest.fixture
-def client(valkey: Valkey) -> Iterator[Redis]:
-    with connect_state(valkey.url(), 5.0) as made:
-        yield made
-
-
-@pytest.fixture
-def ledger(client: Redis, settings: Settings) -> Ledger:
-    return Ledger(client, settings)
 
 
 def test_deny_moves_it_to_deferred_and_paces_the_slots(ledger: Ledger) -> None:

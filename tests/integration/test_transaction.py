@@ -39,19 +39,6 @@ class Order(Base):
 
 
 @pytest.fixture
-def use(settings: Settings) -> Iterator[Callable[..., None]]:
-    """Make these settings the process's."""
-
-    def configure(**changes: object) -> None:
-        runtime.close()
-        runtime.get(settings.model_copy(update=changes))
-
-    configure()
-    yield configure
-    runtime.close()
-
-
-@pytest.fixture
 def sessions(use: object, postgres_url: str) -> Iterator[sessionmaker[Session]]:
     """The application's sessions, in the database of the dead letters."""
     engine = create_engine(postgres_url)

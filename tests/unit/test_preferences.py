@@ -15,8 +15,8 @@ import pytest
 
 from notifier import metrics, preferences
 from notifier.deadletters.digest import DENIED
-from notifier.deadletters.schema import Reason
 from notifier.errors import InvalidPreferences
+from notifier.licence import Reason
 from notifier.notification import Notification
 from notifier.preferences import BATCH_S, Answers, Preferences, QuietHours
 from notifier.resources import lua
