@@ -53,6 +53,8 @@ def main(
         for name, module in found.items():
             click.echo(f"  {name:<16} {(module.__doc__ or '').splitlines()[0]}")
         return
+    if names and everything:
+        raise click.UsageError("--all runs all of them: name none beside it")
     for name in names:
         if name not in found:
             raise click.UsageError(f"no benchmark {name!r}; there are {', '.join(found)}")

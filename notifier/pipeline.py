@@ -102,7 +102,7 @@ class Pipeline:
         objected = [(m, o) for m, o in zip(messages, found, strict=True) if o]
         self._ledger.book([m for m, o in objected if o.reason == OPTED_OUT], End.DROPPED, OPTED_OUT)
         later = [(m, o.denial()) for m, o in objected if o.reason != OPTED_OUT]
-        self._put_off([m for m, _ in later], [denial for _, denial in later])
+        self._ledger.deny([m for m, _ in later], [denial for _, denial in later])
         return [m for m, o in zip(messages, found, strict=True) if o is None]
 
     def _ask(self, messages: Sequence[Message]) -> list[tuple[Message, Verdict]]:
@@ -151,13 +151,8 @@ class Pipeline:
         if not left:
             return
         denials = [v.denial(self._interval_us(m)) for m, v in left]
-        self._put_off([m for m, _ in left], denials)
+        self._ledger.deny([m for m, _ in left], denials)
         self._limiter.fall_back([m.identity for m, v in left if v.level == "unavailable"])
-
-    def _put_off(self, messages: Sequence[Message], denials: Sequence[Denial]) -> None:
-        replies = self._ledger.deny(messages, denials)
-        if dropped := sum(reply.code == End.DROPPED for reply in replies):
-            metrics.degraded("max_waiting", f"{dropped} notifications dropped: too many wait")
 
     # ---- channels outside
 

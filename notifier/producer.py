@@ -100,8 +100,6 @@ def accept_and_publish(app: Celery, notifications: Sequence[Notification]) -> li
                 failure.__cause__ = failure.__context__ = None  # pages of kombu's insides, which say no more
                 raise not_accepted(notifications[start:]) from failure.with_traceback(None)
             continue
-        if dropped := sum(a.status == "dropped" for a in accepted):
-            metrics.degraded("max_waiting", f"{dropped} notifications dropped: too many wait")
         for n, a in zip(chunk, accepted, strict=True):
             sent.append(Sending(n.notification_id, n.user_id, a.status))
             if a.status == "queued":
@@ -129,7 +127,10 @@ def publish_accepted(app: Celery, queued: Sequence[tuple[Priority, Message]]) ->
 
 
 def _say_not_published(app: Celery, error: BaseException) -> None:
-    metrics.degraded("publish", f"the broker at {_place(app)} cannot be used ({type(error).__name__})")
+    from notifier.redis.broker import place_of
+
+    where = place_of(app.connection_for_write())
+    metrics.degraded("publish", f"the broker at {where} cannot be used ({type(error).__name__})")
 
 
 def _without_ledger(
@@ -241,14 +242,6 @@ def _queue(name: str) -> Any:
 def _declared(app: Celery, name: str) -> tuple[Any, ...]:
     """RabbitMQ drops what is sent to a queue that nobody has declared; Redis needs no declaring."""
     return (_queue(name),) if "amqp" in str(app.connection_for_write().transport_cls) else ()
-
-
-def _place(app: Celery) -> str:
-    """The broker's host and port, for people."""
-    connection = app.connection_for_write()
-    if "@" in str(connection.virtual_host):  # a password with a slash in it: what looks like a port may be part of it
-        return "its URL (percent-encode special characters of the password)"
-    return f"{connection.hostname or 'localhost'}{f':{connection.port}' if connection.port else ''}"
 
 
 @lru_cache(maxsize=8)

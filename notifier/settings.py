@@ -279,6 +279,13 @@ class Settings(BaseSettings):
         """Where the limiter's keys are."""
         return self.limiter_redis_url or self.redis_url
 
+    @property
+    def gateway_here(self) -> str:
+        """The gateway's host and port, seen from this machine."""
+        everywhere = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
+        host = everywhere.get(self.gateway_host, self.gateway_host).strip("[]")
+        return f"{f'[{host}]' if ':' in host else host}:{self.gateway_port}"
+
     def user_limit_of(self, channel: str) -> Limit:
         """The user limit of a channel."""
         return self._of(channel, "user_limit", self.user_limit)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from notifier.deadletters.store import Ages
 from notifier.errors import NotifierError
 from notifier.licence import Counts
-from notifier.redis.keys import PREFIX
+from notifier.redis.keys import REPLAYED
 from notifier.redis.reach import reach_broker, reach_redis
 from notifier.redis.state import call
 from notifier.runtime import Runtime
@@ -100,7 +100,7 @@ class Surveyor:
         runtime = self._runtime
         counts = runtime.ledger.counts()
         ages = runtime.sweep.queue_ages_s()
-        replayed_us: Any = call(lambda: runtime.client.get(f"{PREFIX}replayed"))
+        replayed_us: Any = call(lambda: runtime.client.get(REPLAYED))
         since_s = None if replayed_us is None else max(0.0, (runtime.ledger.now_us() - int(replayed_us)) / 1e6)
         return Books(time.monotonic(), counts, {str(queue): age_s for queue, age_s in ages.items()}, since_s)
 

@@ -14,7 +14,7 @@ from typing import Protocol, cast
 from notifier import metrics
 from notifier.ledger import Ledger
 from notifier.notification import Identity, Priority
-from notifier.redis.keys import PREFIX
+from notifier.redis.keys import DATABASE, PREFIX
 from notifier.redis.state import call
 from notifier.wire import QUEUE_OF, Message
 
@@ -98,18 +98,18 @@ class Sweep:
         if known is not None and _text(known) == server:
             return 0
         fingerprint = self._rows.fingerprint()
-        database = call(lambda: client.get(f"{PREFIX}database"))
+        database = call(lambda: client.get(DATABASE))
         if database is not None and _text(database) != fingerprint:
             metrics.degraded(
                 "database_changed",
-                f"state Redis was restarted and the database is another one; if that is meant, delete {PREFIX}database",
+                f"state Redis was restarted and the database is another one; if that is meant, delete {DATABASE}",
             )
             return 0
         dropped = 0
         for identities in self._ledger.held():
             missing = self._rows.missing(identities)
             dropped += sum(self._ledger.drop(missing, "reconciled"))
-        call(lambda: client.set(f"{PREFIX}database", fingerprint))
+        call(lambda: client.set(DATABASE, fingerprint))
         call(lambda: client.set(f"{PREFIX}server", server))
         if dropped:
             log.warning("reconciled: %d notifications had ended in what state Redis lost", dropped)

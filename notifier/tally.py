@@ -39,6 +39,8 @@ def of_reply(script: str, items: Sequence[Item], extras: Sequence[Any], reply: S
             _latency(channel, via).observe(max(0.0, (now_us - accepted_us) / 1e6))
         elif what == End.PARKED:
             logs.say(log, logging.INFO, f"parked ({reason})", logs.of(items[place].notification.identity))
+    if script == "deny":
+        _overflowed(sum(what == End.DROPPED for _, what, _ in booked))
     for (channel, what, reason), count in counts.items():
         if what == "deferred":
             _deferred(channel, reason).inc(count)
@@ -56,6 +58,7 @@ def of_accepts(notifications: Sequence[Notification], statuses: Sequence[str], b
     `begun_ns`: when it was asked, see tracing.now_ns.
     """
     tracing.accepted(notifications, statuses, begun_ns)
+    _overflowed(sum(status == "dropped" for status in statuses))
     counts = Counter((n.channel, status) for n, status in zip(notifications, statuses, strict=True))
     for (channel, status), count in counts.items():
         _accepted(channel).inc(count)
@@ -63,6 +66,11 @@ def of_accepts(notifications: Sequence[Notification], statuses: Sequence[str], b
             _ended(channel, End.DROPPED, "max_waiting").inc(count)
         elif status == "duplicate":
             _ended(channel, End.DUPLICATE, "").inc(count)
+
+
+def _overflowed(dropped: int) -> None:
+    if dropped:
+        metrics.degraded("max_waiting", f"{dropped} notifications dropped: too many wait")
 
 
 # A metric's child is looked up once: prometheus_client's own way to it costs more than counting.
@@ -96,7 +104,6 @@ def _reason(reason: str) -> str:
     return reason if not reason or reason in REASONS else OTHER
 
 
+# There from the start: what begins at 1 has not grown, to Prometheus.
 for _why in ("rate_limited", "max_waiting", "row_refused", "reconciled", "retired"):
-    metrics.ENDED.labels(
-        channels.WEBSOCKET, str(End.DROPPED), _why
-    )  # there from the start: what begins at 1 has not grown, to Prometheus
+    metrics.ENDED.labels(channels.WEBSOCKET, str(End.DROPPED), _why)

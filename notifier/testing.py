@@ -138,8 +138,6 @@ class _RecordingRuntime(Runtime):
 
 
 class _Books:
-    records = True
-
     def __init__(self, sent: SentNotifications) -> None:
         self._sent = sent
 

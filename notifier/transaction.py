@@ -138,7 +138,7 @@ def _innermost(session: Session) -> SessionTransaction | None:
 
 def _accept(notifications: Sequence[Notification]) -> None:
     """At once, like notify; but no event loop waits for it, and nothing is raised: the rows are there."""
-    if _in_event_loop() and not runtime.get().outbox.records:
+    if _in_event_loop() and not runtime.get().stands_in:
         if not aside(partial(_accept_now, notifications)):
             metrics.degraded("send_in", "accepted seconds later, by the replay: too many wait for servers")
     else:

@@ -12,13 +12,12 @@ from notifier import canary as canaries
 from notifier import logs, metrics, producer, runtime
 from notifier.errors import DatabaseUnavailable, Unavailable
 from notifier.notification import Priority
-from notifier.redis.keys import PREFIX
+from notifier.redis.keys import REPLAYED
 from notifier.wire import PROBE, QUEUE_OF, REPLAY_DEAD_LETTERS, SWEEP_UNSETTLED
 from tasks.broker import HARD_LIMIT_S, SOFT_LIMIT_S
 from tasks.home import in_home_app
 
 log = logging.getLogger("notifier.tasks")
-REPLAYED = f"{PREFIX}replayed"  # when a replay last ran (us of state Redis); for status, and for the watch below beat
 REPLAYED_TTL_S = 3_600
 
 

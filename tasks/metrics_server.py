@@ -27,7 +27,7 @@ class MetricsServer(bootsteps.StartStopStep):
         settings = Settings()
         if not settings.metrics_port:
             return
-        if metrics_dir.directory() is None and "prefork" in f"{worker.pool_cls.__module__}":
+        if metrics_dir.directory() is None and "prefork" in worker.pool_cls.__module__:
             metrics.degraded("metrics_dir", f"{metrics_dir.VARIABLE} is not set: what pool processes count is not told")
         try:
             self._server = exposition.Server(settings)

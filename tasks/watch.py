@@ -12,11 +12,10 @@ from redis.exceptions import RedisError
 
 from notifier import metrics, producer
 from notifier.redis.client import connect
-from notifier.redis.keys import PREFIX
+from notifier.redis.keys import REPLAY_SENDER, REPLAYED
 from notifier.redis.state import risks
 from notifier.settings import Settings
 from notifier.wire import CONTROL, REPLAY_DEAD_LETTERS, SWEEP_UNSETTLED
-from tasks.beat import REPLAYED
 
 MISSED_S = 10
 LOOK_EVERY_S = 2.0
@@ -56,7 +55,7 @@ class ReplayWatch(bootsteps.StartStopStep):
             wait_s = LOOK_EVERY_S
             try:
                 # One worker a period is enough; more would do no harm.
-                if _missed(client) and client.set(f"{PREFIX}replay-sender", 1, nx=True, ex=MISSED_S):
+                if _missed(client) and client.set(REPLAY_SENDER, 1, nx=True, ex=MISSED_S):
                     metrics.degraded("beat", f"no replay ran for {MISSED_S} s; this worker sends one")
                     for name in (REPLAY_DEAD_LETTERS, SWEEP_UNSETTLED):
                         producer.publish_task(app, name, {}, CONTROL, expires_s=MISSED_S)

@@ -32,7 +32,7 @@ NARROWEST, WIDEST = 60, 160
     )
 )
 @click.option("-A", "--app", "team", metavar="MODULE", help="A Celery app of your own, to be looked at too.")
-@click.option("--gateway", metavar="URL", help="Where the gateway is [default: as NOTIFIER_GATEWAY_PORT says, if set].")
+@click.option("--gateway", metavar="URL", help="Where it is [default: as NOTIFIER_GATEWAY_HOST or _PORT says].")
 @click.option("--canary/--no-canary", default=True, help="Send a harmless message through each queue [default: yes].")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: ok, problems, warnings, findings.")
 def command(team: str | None, gateway: str | None, canary: bool, as_json: bool) -> None:

@@ -40,9 +40,7 @@ def command(user: str, url: str | None, last_id: str | None, count: int | None, 
     settings = Settings()
     user_id = clean_user_id(user)
     token_for(settings, user_id, TOKEN_S)  # a missing secret is said before anything else
-    host = "127.0.0.1" if settings.gateway_host in ("0.0.0.0", "::") else settings.gateway_host  # noqa: S104
-    base = url or f"ws://{f'[{host}]' if ':' in host else host}:{settings.gateway_port}"
-    messages = follow(base, lambda: token_for(settings, user_id, TOKEN_S), last_id)
+    messages = follow(url or f"ws://{settings.gateway_here}", lambda: token_for(settings, user_id, TOKEN_S), last_id)
     left = count
     for text in messages:
         message = json.loads(text)

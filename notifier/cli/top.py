@@ -71,8 +71,7 @@ def command(urls: tuple[str, ...], interval: float, once: bool, as_json: bool) -
 
 def default_url(settings: Settings) -> str:
     """The gateway of the settings, seen from here."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(settings.gateway_host, settings.gateway_host)  # noqa: S104
-    return f"http://{host}:{settings.gateway_port}/metrics"
+    return f"http://{settings.gateway_here}/metrics"
 
 
 class Watch:

@@ -19,7 +19,7 @@ from notifier.deadletters.store import insert_values
 from notifier.errors import SettingsError, StateUnavailable
 from notifier.licence import Deferred, Reason
 from notifier.notification import Notification
-from notifier.redis.keys import PREFIX
+from notifier.redis.keys import DATABASE
 from notifier.redis.state import call
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ LOOK_AGAIN_S = 10.0  # where state Redis is away, or does not know yet which dat
 
 class Outbox:
     """Writes such rows. Redis is asked for the first one through each engine only, whether anybody replays them."""
-
-    records = False  # True for what stands in for it in a test
 
     def __init__(self, ledger: Ledger, default_ttl_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger, self._clock = ledger, clock
@@ -80,6 +78,6 @@ class Outbox:
     def _replayed_database(self) -> str:
         """The fingerprint of the database that beat replays from, which beat notes in state Redis; "" if unknown."""
         with suppress(StateUnavailable):
-            noted = call(lambda: self._ledger.client.get(f"{PREFIX}database"))
+            noted = call(lambda: self._ledger.client.get(DATABASE))
             return noted.decode() if isinstance(noted, bytes) else ""
         return ""

@@ -137,9 +137,8 @@ class Replay:
         except NotifierError:
             self._store.finish(batch.ended, batch.parked, [*batch.kept, *batch.unsettled(rows)])
             raise
-        except (
-            Exception
-        ):  # a time limit, a bug: what is settled goes; the rest stays claimed, so that poison is counted
+        except Exception:
+            # A time limit, a bug: what is settled goes; the rest stays claimed, so that poison is counted.
             self._store.finish(batch.ended, batch.parked, batch.kept)
             raise
         self._store.finish(batch.ended, batch.parked, batch.kept)

@@ -58,8 +58,7 @@ def gateway_url(settings: Settings) -> str | None:
     """Where the settings say the gateway is; None where they name neither host nor port."""
     if not {"gateway_host", "gateway_port"} & settings.model_fields_set or not settings.gateway_port:
         return None
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.gateway_host, settings.gateway_host)  # noqa: S104
-    return f"http://{f'[{host}]' if ':' in host and host[0] != '[' else host}:{settings.gateway_port}"
+    return f"http://{settings.gateway_here}"
 
 
 def gateway(url: str, *, asked: bool) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from notifier import canary, producer
 from notifier.doctor.finding import Finding, ok, problem, warning, words
 from notifier.doctor.lines import Glance, Line, line_of
 from notifier.errors import StateUnavailable
-from notifier.redis.keys import PREFIX
+from notifier.redis.keys import REPLAY_SENDER, REPLAYED
 from notifier.redis.state import call, connect_state
 from notifier.settings import Settings
 from notifier.wire import CONTROL, PROBE, QUEUES
@@ -54,8 +54,8 @@ def replay(settings: Settings) -> Iterator[Finding]:
 
 def _asked(client: Redis) -> Any:
     pipe = client.pipeline(transaction=False)
-    pipe.get(f"{PREFIX}replayed")
-    pipe.get(f"{PREFIX}replay-sender")
+    pipe.get(REPLAYED)
+    pipe.get(REPLAY_SENDER)
     pipe.time()
     return pipe.execute()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from notifier.licence import Denial
+from notifier.licence import Denial, Reason
 
-_REASONS = {"quota": "quota", "unavailable": "limiter_unavailable"}
+_REASONS = {"quota": Reason.QUOTA, "unavailable": Reason.LIMITER_UNAVAILABLE}
 
 
 class Request(NamedTuple):
@@ -40,5 +40,5 @@ class Verdict(NamedTuple):
         return Denial(
             wait_us=max(1, math.ceil(self.retry_after * 1e6)),
             interval_us=int(self.interval_s * 1e6) or interval_us,
-            reason=_REASONS.get(self.level or "user", "rate_limited"),
+            reason=_REASONS.get(self.level or "user", Reason.RATE_LIMITED),
         )

@@ -9,6 +9,7 @@ import ssl
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from kombu import Connection
 from kombu.transport.redis import Channel, Transport
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -36,6 +37,13 @@ class BoundedTransport(Transport):  # type: ignore[misc]
     """The transport of such channels."""
 
     Channel = BoundedChannel
+
+
+def place_of(connection: Connection) -> str:
+    """The broker's host and port, for people."""
+    if "@" in str(connection.virtual_host):  # a password with a slash in it: what looks like a port may be part of it
+        return "its URL (percent-encode special characters of the password)"
+    return f"{connection.hostname or 'localhost'}{f':{connection.port}' if connection.port else ''}"
 
 
 def tls(url: str) -> dict[str, Any] | None:

@@ -9,6 +9,9 @@ from notifier.notification import Identity
 
 SHARDS = 1024
 PREFIX = "notifier:v1:"
+DATABASE = f"{PREFIX}database"  # fingerprint of the database that beat replays from
+REPLAYED = f"{PREFIX}replayed"  # when a replay last ran (us of state Redis)
+REPLAY_SENDER = f"{PREFIX}replay-sender"  # a worker stands in for beat
 
 
 def shard_of(user_id: str) -> int:

@@ -29,11 +29,11 @@ def reach_broker(url: str) -> None:
         return
     from kombu import Connection
 
-    from notifier.redis.broker import tls
+    from notifier.redis.broker import place_of, tls
 
     with Connection(url, connect_timeout=TIMEOUT_S, heartbeat=0, ssl=tls(url) or False) as connection:
         try:
             connection.connect()
         except Exception as error:  # what a transport raises is its own affair
-            where = f"{connection.hostname or 'localhost'}:{connection.port or 5672}"
-            raise Unavailable(f"the broker at {where} cannot be used ({type(error).__name__})") from None
+            why = type(error).__name__
+            raise Unavailable(f"the broker at {place_of(connection)} cannot be used ({why})") from None

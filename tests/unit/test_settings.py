@@ -84,3 +84,11 @@ def test_no_secret_in_repr(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTIFIER_REDIS_URL", f"redis://:{PASSWORD}@h/0")
     monkeypatch.setenv("NOTIFIER_SECRET", PASSWORD)
     assert "canary" not in repr(Settings())
+
+
+@pytest.mark.parametrize(
+    ("host", "here"),
+    [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("", "127.0.0.1"), ("::", "[::1]"), ("::1", "[::1]")],
+)
+def test_where_the_gateway_is_seen_from_here(host: str, here: str) -> None:
+    assert Settings(gateway_host=host, gateway_port=80).gateway_here == f"{here}:80"
