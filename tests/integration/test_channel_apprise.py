@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 
 import pytest
 from apprise import Apprise
@@ -14,14 +13,8 @@ from notifier.channels.addresses import Addresses
 from notifier.channels.apprise import AppriseChannel, text_of
 from notifier.channels.breaker import FAILURES, Breakers
 from notifier.settings import Settings
-from tests.receiver import Receiver, a_delivery, receiver, says
+from tests.receiver import Receiver, a_delivery, says
 from tests.support import free_port
-
-
-@pytest.fixture
-def hook() -> Iterator[Receiver]:
-    with receiver() as made:
-        yield made
 
 
 def channel(*addresses: str, services: str = "") -> AppriseChannel:

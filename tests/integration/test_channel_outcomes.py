@@ -23,17 +23,11 @@ from notifier.pipeline import Pipeline
 from notifier.settings import Settings
 from notifier.wire import Message
 from tests.deadletters import Bench, MakeBench
-from tests.receiver import Receiver, a_delivery, receiver, says
+from tests.receiver import Receiver, a_delivery, says
 from tests.support import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
-
-
-@pytest.fixture
-def hook() -> Iterator[Receiver]:
-    with receiver() as made:
-        yield made
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from notifier import anotify, runtime
+from notifier import anotify
 from notifier.embedded.valkey import Valkey
 from notifier.notification import Identity
 from notifier.settings import Settings
@@ -74,18 +74,6 @@ def test_what_a_page_is_pushed(gateway: Running, valkey: Valkey, recorded: Recor
     eventually(lambda: pushed() == ["n2", "n3", "n4", "n5"], timeout_s=60)
     assert operations(recorded.of(Identity("ann", "websocket", "n2"))) == ["push"]
     assert "secret" not in "".join(span.to_json() for span in recorded.spans)
-
-
-@pytest.fixture
-def use(settings: Settings) -> Iterator[Callable[..., None]]:
-    """Make these settings the process's."""
-
-    def configure(**changes: object) -> None:
-        runtime.close()
-        runtime.get(settings.model_copy(update=changes))
-
-    yield configure
-    runtime.close()
 
 
 def test_anotify_links_to_each_caller(use: Callable[..., None], recorded: Recording) -> None:

@@ -132,7 +132,7 @@ def test_limits_of_one_channel_are_refused_by_name(field: str, channel: str, tex
         except SettingsError as error:
             assert name in str(error)
         else:
-            assert str(settings.per_channel[channel.lower()][field])
+            assert settings.per_channel[channel.lower()][field] == Limit.parse(possible(text))
 
 
 @given(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,13 +37,15 @@ def test_a_clock_that_is_off_is_found_as_far_as_that_is_certain(ahead_s: float, 
     assert levels(judge({"state": Offset(ahead_s, within_s)})) == {"clock.state": level}
 
 
-def test_a_clock_is_measured_without_the_time_that_connecting_takes() -> None:
-    def connects() -> Any:
-        time.sleep(0.2)
-        return lambda: time.time() + 30.0
+def test_a_clock_is_measured_without_the_time_that_connecting_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr("notifier.doctor.clocks.time", SimpleNamespace(time=lambda: now_s[0]))
 
-    ahead_s, within_s = measured(connects)
-    assert abs(ahead_s - 30.0) <= within_s + 0.001
+    def connects() -> Any:
+        now_s[0] += 5.0
+        return lambda: now_s[0] + 30.0
+
+    assert measured(connects) == Offset(30.0, 0.0)
 
 
 @pytest.mark.parametrize(
