@@ -29,14 +29,14 @@ def console(*, stderr: bool = False) -> Console:
 
 def rows(headers: Sequence[str], cells: Iterable[Sequence[str]]) -> Iterator[str]:
     """Aligned lines, as long as they are: nothing is cut or wrapped, so that an id can be copied."""
-    table = [list(headers), *([_printable(cell) for cell in line] for line in cells)]
+    table = [list(headers), *([printable(cell) for cell in line] for line in cells)]
     widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
     for line in table:
         padded = (cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True))
         yield "  ".join(padded).rstrip()
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Without what would move a terminal's cursor: ids and errors come from outside."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import click
 
 from notifier.channels import WEBSOCKET
-from notifier.cli.output import emit_json, example
+from notifier.cli.output import emit_json, example, printable
 from notifier.deadletters.manage import Filter, Manager
 from notifier.deadletters.schema import Row, State, instant
 from notifier.errors import DatabaseUnavailable
-from notifier.notification import Identity, clean_user_id
+from notifier.notification import MAX_ID, MAX_NAME, Identity, clean_text, clean_user_id
 from notifier.redis.keys import done_key, identity_part, prefix_of, user_key
 from notifier.redis.state import call
 from notifier.runtime import Runtime
@@ -89,15 +89,18 @@ def command(user: str, notification_id: str, channel: str, as_json: bool) -> Non
 
     Exit code 1 if nothing is known of it.
     """
+    identity = Identity(
+        clean_user_id(user), clean_text("channel", channel, MAX_NAME), clean_text("ID", notification_id, MAX_ID)
+    )
     runtime = Runtime(Settings())
     try:
-        story = tell(runtime, Identity(clean_user_id(user), channel, notification_id))
+        story = tell(runtime, identity)
     finally:
         runtime.close()
     if as_json:
         emit_json(as_object(story))
     else:
-        click.echo("\n".join(lines(story)))
+        click.echo("\n".join(map(printable, lines(story))))
     sys.exit(0 if story.entry or story.mark or story.frame or story.row else 1)
 
 
