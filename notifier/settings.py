@@ -64,7 +64,9 @@ def _broker_url(value: str) -> str:
 
 def _parsed(value: str) -> str:
     try:
-        urlsplit(value)
+        parts = urlsplit(value)
+        if parts.port is not None and "@" in parts.path:  # a slash in the password: what looks like a port is of it
+            raise ValueError
         make_url(value)
     except (ArgumentError, ValueError):
         raise ValueError(

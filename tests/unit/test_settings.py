@@ -86,6 +86,16 @@ def test_no_secret_in_repr(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "canary" not in repr(Settings())
 
 
+@pytest.mark.parametrize("name", ["broker_url", "redis_url", "limiter_redis_url", "database_url"])
+@pytest.mark.parametrize("password", ["hun/ter2", "12/hunter2"])
+def test_a_slash_in_a_password_is_refused_and_not_shown(name: str, password: str) -> None:
+    scheme = "postgresql" if name == "database_url" else "redis"
+    with pytest.raises(SettingsError, match=r"percent-encode") as refused:
+        Settings(**{name: f"{scheme}://u:{password}@server.test/0"})  # type: ignore[arg-type]
+    assert "hun" not in str(refused.value)
+    assert "12" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("host", "here"),
     [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("", "127.0.0.1"), ("::", "[::1]"), ("::1", "[::1]")],
