@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -255,13 +254,11 @@ def test_drain_tells_every_client_to_come_back_and_ends_soon(settings: Settings,
             receive(client)
         events = Events(gateway, "ann")
         events.event()
-        begun_s = time.monotonic()
         gateway.server.should_exit = True
         assert {close_code(client) for client in clients} == {1012}
         assert json.loads(events.event()["data"])["code"] == 1012
         events.close()
-        eventually(lambda: not running.alive)
-        assert time.monotonic() - begun_s < 15
+        eventually(lambda: not running.alive)  # the frozen one holds nobody up
 
 
 # Several gateways
