@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from notifier import metrics, metrics_dir
 from notifier.deadletters.store import Ages
-from notifier.settings import Settings
+from notifier.settings import FIELD_OF, Settings
 from notifier.survey import OK, SERVERS, Books, Survey, Surveyor
 
 BOOKED = (
@@ -38,8 +38,7 @@ class Exposition:
     def __init__(self, settings: Settings, *, only_named: bool = False) -> None:
         """`only_named`: do not ask servers that the settings leave at their default; state Redis always is asked."""
         named = settings.model_fields_set
-        fields = {"limiter": "limiter_redis_url", "database": "database_url", "broker": "broker_url"}
-        servers = tuple(name for name in SERVERS if not only_named or name == "state" or fields[name] in named)
+        servers = tuple(name for name in SERVERS if not only_named or name == "state" or FIELD_OF[name] in named)
         self._surveyor = Surveyor(settings, servers)
 
     def collect(self) -> Iterator[Metric]:

@@ -28,6 +28,7 @@ from notifier.limit import Limit
 PREFIX = "NOTIFIER_"
 RUN_ENV = Path(".notifier") / "run.env"
 PER_CHANNEL = ("user_limit", "channel_limit", "user_quota")
+FIELD_OF = {"broker": "broker_url", "state": "redis_url", "limiter": "limiter_redis_url", "database": "database_url"}
 MASK = "***"
 _PASSWORD = re.compile(r"(://[^:@/?]*):.*@")
 _PASSWORD_PARAMETER = re.compile(r"([?&][^=&]*(?:password|passwd|secret|token)[^=&]*)=[^&]*", re.IGNORECASE)
@@ -159,6 +160,11 @@ def raw_values() -> dict[str, str]:
     return {
         name.upper(): value for name, value in merged.items() if name.upper().startswith(PREFIX) and value is not None
     }
+
+
+def variable(field: str) -> str:
+    """The variable that sets a field."""
+    return f"{PREFIX}{field}".upper()
 
 
 def unknown(names: Iterable[str]) -> list[str]:
@@ -313,6 +319,6 @@ def _problems(error: ValidationError) -> list[str]:
     lines = []
     for problem in error.errors(include_input=False, include_url=False, include_context=False):
         field, *rest = (str(part) for part in problem["loc"])
-        name = f"{PREFIX}{rest[1]}__{rest[0]}" if field == "per_channel" and len(rest) > 1 else f"{PREFIX}{field}"
-        lines.append(f"{name.upper()}: {problem['msg'].removeprefix('Value error, ')}")
+        name = f"{rest[1]}__{rest[0]}" if field == "per_channel" and len(rest) > 1 else field
+        lines.append(f"{variable(name)}: {problem['msg'].removeprefix('Value error, ')}")
     return lines

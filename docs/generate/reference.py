@@ -19,7 +19,7 @@ from notifier.cli import COMMANDS, main
 from notifier.cli.config import shown
 from notifier.exposition import families
 from notifier.gateway import meters
-from notifier.settings import PER_CHANNEL, PREFIX, Settings
+from notifier.settings import PER_CHANNEL, Settings, variable
 from notifier.survey import Survey
 
 WIDTH = 80  # characters: what fits beside the table of contents
@@ -76,7 +76,7 @@ def settings() -> Iterator[str]:
     for field, info in Settings.model_fields.items():
         if field == "per_channel":
             continue
-        name = f"{PREFIX}{field}".upper()
+        name = variable(field)
         default = shown(info.default)
         yield f"\n## `{name}` {{ #{name.lower()} }}\n"
         yield f"{info.description}\n"

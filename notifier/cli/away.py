@@ -15,14 +15,8 @@ from notifier.errors import (
     Unavailable,
 )
 from notifier.redis.reach import reach_broker, reach_redis
-from notifier.settings import Settings
+from notifier.settings import FIELD_OF, Settings, variable
 
-VARIABLE = {
-    "broker": "NOTIFIER_BROKER_URL",
-    "state": "NOTIFIER_REDIS_URL",
-    "limiter": "NOTIFIER_LIMITER_REDIS_URL",
-    "database": "NOTIFIER_DATABASE_URL",
-}
 _MISSED: list[tuple[type[NotifierError], tuple[str, ...]]] = [
     (StateUnavailable, ("state",)),
     (LimiterUnavailable, ("limiter",)),
@@ -32,8 +26,9 @@ _MISSED: list[tuple[type[NotifierError], tuple[str, ...]]] = [
 
 
 def way_out(*servers: str) -> str:
-    """What to do where these (keys of VARIABLE) cannot be reached."""
-    return f"start `notifier up` in this directory, or set {', '.join(VARIABLE[server] for server in servers)}"
+    """What to do where these (keys of FIELD_OF) cannot be reached."""
+    names = (variable(FIELD_OF[server]) for server in servers)
+    return f"start `notifier up` in this directory, or set {', '.join(names)}"
 
 
 def way_out_of(error: NotifierError) -> str:
@@ -60,15 +55,15 @@ def check_named(settings: Settings) -> None:
     """
     from notifier.deadletters.migrate import current
 
-    checks: dict[str, tuple[str, Callable[[], object]]] = {
-        "broker": ("broker_url", lambda: reach_broker(settings.broker_url)),
-        "state": ("redis_url", lambda: reach_redis("state Redis", settings.redis_url)),
-        "limiter": ("limiter_redis_url", lambda: reach_redis("limiter Redis", settings.limiter_url)),
-        "database": ("database_url", lambda: current(settings.database_url)),
+    checks: dict[str, Callable[[], object]] = {
+        "broker": lambda: reach_broker(settings.broker_url),
+        "state": lambda: reach_redis("state Redis", settings.redis_url),
+        "limiter": lambda: reach_redis("limiter Redis", settings.limiter_url),
+        "database": lambda: current(settings.database_url),
     }
-    for server, (field, check) in checks.items():
-        if field in settings.model_fields_set:
+    for server, check in checks.items():
+        if (field := FIELD_OF[server]) in settings.model_fields_set:
             try:
                 check()
             except Unavailable as error:
-                raise Unavailable(f"{error}; {VARIABLE[server]} names it: unset it to have one started here") from None
+                raise Unavailable(f"{error}; {variable(field)} names it: unset it to have one started here") from None

@@ -10,7 +10,7 @@ import click
 from pydantic import SecretStr
 
 from notifier.cli.output import emit_json, example
-from notifier.settings import MASK, PREFIX, Settings, mask_url, places, unknown
+from notifier.settings import MASK, PREFIX, Settings, mask_url, places, unknown, variable
 
 
 class Row(NamedTuple):
@@ -49,15 +49,15 @@ def rows(settings: Settings) -> Iterator[Row]:
     said = origins()
 
     def row(name: str, value: Any, default: Any, description: str) -> Row:
-        return Row(name.upper(), shown(value), shown(default), said.get(name.upper(), "default"), description)
+        return Row(name, shown(value), shown(default), said.get(name, "default"), description)
 
     for field, info in Settings.model_fields.items():
         if field != "per_channel":
-            yield row(f"{PREFIX}{field}", getattr(settings, field), info.default, info.description or "")
+            yield row(variable(field), getattr(settings, field), info.default, info.description or "")
     for channel, limits in sorted(settings.per_channel.items()):
         for field, limit in limits.items():
-            general = f"{PREFIX}{field}".upper()
-            yield row(f"{general}__{channel}", limit, getattr(settings, field), f"{general} of one channel.")
+            general = variable(field)
+            yield row(f"{general}__{channel.upper()}", limit, getattr(settings, field), f"{general} of one channel.")
 
 
 def origins() -> dict[str, str]:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import click
 
 from notifier.cli import celery_app
-from notifier.cli.away import VARIABLE, way_out
+from notifier.cli.away import way_out
 from notifier.cli.output import emit_json, example
-from notifier.settings import Settings
+from notifier.settings import FIELD_OF, Settings
 from notifier.survey import NAMES, OK, Survey, Surveyor
 
 PATIENCE_S = 10.0  # far longer than a client waits that finds nobody: what is shown is its word, on a slow machine too
@@ -54,7 +54,7 @@ def command(as_json: bool) -> None:
     else:
         click.echo("\n".join(render(report)))
         if OK not in report.servers.values():
-            click.echo(f"Nothing runs here: {way_out(*VARIABLE)}.", err=True)
+            click.echo(f"Nothing runs here: {way_out(*FIELD_OF)}.", err=True)
     sys.exit(1 if report.degraded else 0)
 
 

@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 from notifier.doctor.finding import Finding, ok, problem, warning
 from notifier.redis.breaker import kind_of
 from notifier.redis.client import connect, place
+from notifier.settings import FIELD_OF, variable
 
 TIMEOUT_S = 1.0
 OLDEST = (7, 0)  # scripts with a `#!lua flags=` line
@@ -24,23 +25,25 @@ class Role(NamedTuple):
     """What a server is for."""
 
     name: str  # begins the names of its findings
-    variable: str
     away: str  # what it means that it is away
     keeps: str  # what is lost if it forgets; "" where that is survivable
     evicts: str  # what is lost if it throws keys away
     clusters: bool = False  # whether it may be a Redis Cluster
 
+    @property
+    def variable(self) -> str:
+        """What names it."""
+        return variable(FIELD_OF[self.name])
+
 
 STATE = Role(
     "state",
-    "NOTIFIER_REDIS_URL",
     "nothing is accepted into the ledger or delivered until it is back",
     "a restart loses the ledger, and with it the guarantee that nothing is lost",
     "a full server throws away ledger entries and feeds: notifications are lost without a word",
 )
 LIMITER = Role(
     "limiter",
-    "NOTIFIER_LIMITER_REDIS_URL",
     "workers go on with their local buckets for a short grace, then defer everything",
     "",
     "a full server throws away buckets: those users begin with a full burst again",
@@ -48,7 +51,6 @@ LIMITER = Role(
 )
 BROKER = Role(
     "broker",
-    "NOTIFIER_BROKER_URL",
     "what is sent stays in the ledger until the broker is back",
     "a restart loses what is queued; the sweep publishes it again from the ledger, later than it could be",
     "a full server throws away queues; your own app's tasks in them are lost",

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import notifier
 from notifier.doctor.finding import Finding, ok, problem, warning, words
-from notifier.settings import Settings, raw_values, unknown
+from notifier.settings import Settings, raw_values, unknown, variable
 
 SHORTEST_SECRET = 32  # as the gateway wants it
 FEW_CHARACTERS = 10  # a random secret of 32 characters has more different ones
@@ -28,7 +28,7 @@ _MAKE_ONE = "python -c 'import secrets; print(secrets.token_urlsafe(48))', into 
 def variables() -> Iterator[Finding]:
     """NOTIFIER_ variables that nothing reads."""
     names = raw_values()
-    known = [f"NOTIFIER_{field}".upper() for field in Settings.model_fields if field != "per_channel"]
+    known = [variable(field) for field in Settings.model_fields if field != "per_channel"]
     strangers = unknown(names)
     for name in strangers:
         near = difflib.get_close_matches(name, known, n=1)
