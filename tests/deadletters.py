@@ -79,3 +79,8 @@ class Bench:
 
 
 MakeBench = Callable[..., Bench]
+
+
+def rows(bench: Bench) -> list[str]:
+    """The notification ids in the table."""
+    return [row[0] for row in bench.sql("SELECT notification_id FROM dead_letters ORDER BY 1")]

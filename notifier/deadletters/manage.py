@@ -200,12 +200,24 @@ class Manager:
         return Done(changed, skipped)
 
     def cancel(self, user_id: str, notification_id: str, channel: str = "websocket") -> bool:
-        """Drop one that is queued, waits or is scheduled. False: it has ended, is parked, or was never accepted."""
+        """Drop one that is queued, waits or is scheduled; of send_in from the commit on.
+
+        False: it has ended, is parked, or is unknown. A call of a channel outside that has begun is not called back.
+        """
         identity = Identity(user_id, channel, notification_id)
-        if not self._ledger.cancel(identity):
+        if not self._ledger.cancel(identity) and not self._cancel_row(identity):
             return False
         self._store.finish([identity])
         return True
+
+    def _cancel_row(self, identity: Identity) -> bool:
+        """A row that the ledger has not accepted yet, or has lost: its script accepts and drops it in one step.
+
+        So who is at it just now, claim or not, has had it delivered before, or finds that it has ended.
+        """
+        which = Filter(identity.user_id, identity.notification_id, identity.channel, state=State.WAITING)
+        replies = self._ledger.book_rows(self._page(which, None, False, 1), End.DROPPED, "cancelled")
+        return any(reply.booked for reply in replies)
 
     def retire(self, older_than_s: float) -> int:
         """Drop parked rows that no person has looked after for so long. Returns how many."""

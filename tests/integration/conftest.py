@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from redis import Redis
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session, sessionmaker
 
 from notifier import runtime
 from notifier.channels.addresses import Addresses
@@ -56,6 +58,14 @@ def use(settings: Settings) -> Iterator[Callable[..., None]]:
     configure()
     yield configure
     runtime.close()
+
+
+@pytest.fixture
+def sessions(use: object, postgres_url: str) -> Iterator[sessionmaker[Session]]:
+    """An application's sessions, in the database of the dead letters."""
+    engine = create_engine(postgres_url)
+    yield sessionmaker(engine)
+    engine.dispose()
 
 
 @pytest.fixture

@@ -1,12 +1,9 @@
-"""send_in: sent if, and only if, the caller's transaction commits."""
+"""send_in: sent if, and only if, the caller's transaction commits. What its rows are, test_transaction_rows says."""
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import os
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import Connection, create_engine, event, text
@@ -14,17 +11,14 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, object_session, scoped_session, sessionmaker
 
-from notifier import Notification, notify, runtime, send_in, send_many_in
-from notifier.deadletters.migrate import upgrade
-from notifier.deadletters.store import Store
+from notifier import Notification, runtime, send_in
 from notifier.embedded.valkey import Valkey
-from notifier.errors import InvalidNotification, SettingsError
+from notifier.errors import InvalidNotification
 from notifier.licence import Denial, End
-from notifier.redis.keys import PREFIX
 from notifier.settings import Settings
 from notifier.wire import Message
-from tests.deadletters import Bench, MakeBench
-from tests.support import eventually, free_port, published
+from tests.deadletters import Bench, MakeBench, rows
+from tests.support import eventually, published
 
 GRACE_S = 60.0
 
@@ -39,22 +33,16 @@ class Order(Base):
 
 
 @pytest.fixture
-def sessions(use: object, postgres_url: str) -> Iterator[sessionmaker[Session]]:
-    """The application's sessions, in the database of the dead letters."""
-    engine = create_engine(postgres_url)
-    Base.metadata.create_all(engine)
-    yield sessionmaker(engine)
-    engine.dispose()
+def sessions(sessions: sessionmaker[Session]) -> sessionmaker[Session]:
+    """With the application's tables."""
+    Base.metadata.create_all(sessions.kw["bind"])
+    return sessions
 
 
 @pytest.fixture
 def bench(make_bench: MakeBench, sessions: object) -> Bench:
     """What beat would do."""
     return make_bench(user_limit="off")
-
-
-def rows(bench: Bench) -> list[str]:
-    return [row[0] for row in bench.sql("SELECT notification_id FROM dead_letters ORDER BY 1")]
 
 
 def deliver_as_worker(bench: Bench, *sent: Notification) -> None:
@@ -238,71 +226,6 @@ def _sent_by_a_listener(postgres_url: str, settings: Settings) -> None:
         session.commit()
 
 
-def _commit_and_die(postgres_url: str, settings: Settings) -> None:
-    runtime.get(settings)
-    event.listen(Session, "after_commit", lambda _: os._exit(3), insert=True)  # before ours
-    with Session(create_engine(postgres_url)) as session:
-        send_in(session, 42, "despite all", notification_id="n1")
-        session.commit()
-
-
-def test_a_crash_right_after_the_commit(
-    sessions: object, settings: Settings, bench: Bench, postgres_url: str, valkey: Valkey
-) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=_commit_and_die, args=(postgres_url, settings))
-    process.start()
-    process.join(GRACE_S)
-    assert process.exitcode == 3
-    assert (published(valkey), rows(bench), bench.ledger.counts().accepted) == ([], ["n1"], 0)
-    assert bench.sql("SELECT retry_at < now() + interval '6 seconds' FROM dead_letters") == [(True,)]
-    bench.make_due()
-    assert bench.replay.run().replayed == 1
-    assert bench.replay.run().claimed == 0
-    assert [frame["payload"] for frame in bench.feed("42")] == ["despite all"]
-    assert rows(bench) == [] and bench.balanced()
-
-
-def test_no_server_but_the_database(use: Callable[..., None], sessions: sessionmaker[Session], bench: Bench) -> None:
-    nowhere = f"redis://127.0.0.1:{free_port()}/0"
-    use(redis_url=nowhere, broker_url=nowhere)
-    with sessions.begin() as session:
-        send_in(session, 42, "later")
-    bench.make_due()
-    assert bench.replay.run().replayed == 1
-
-
-def test_what_became_of_it_is_told_in_the_row(sessions: sessionmaker[Session], bench: Bench) -> None:
-    with sessions.begin() as session:
-        send_in(session, 42, "hello", notification_id="n1")
-    message = Message(Notification.create(42, "hello", notification_id="n1"), accepted_us=bench.ledger.now_us())
-    bench.ledger.book([message], End.PARKED, "delivery_failed", ["no such address"])
-    bench.replay.spill()
-    (row,) = bench.sql("SELECT state, reason, last_error, seq, epoch <> '' AS known FROM dead_letters")
-    assert tuple(row) == ("parked", "delivery_failed", "no such address", 1, True)
-
-
-def test_scheduled_and_expiring(sessions: sessionmaker[Session], bench: Bench, valkey: Valkey) -> None:
-    when = datetime.now(UTC) + timedelta(days=2)
-    with sessions.begin() as session:
-        send_in(session, 42, "in two days", not_before=when, ttl=60, notification_id="n1")
-    assert notify(42, "again", notification_id="n1") == "n1"  # known since the commit
-    bench.replay.spill()
-    assert published(valkey) == []
-    ((retry, expires),) = bench.sql("SELECT retry_at, expires_at FROM dead_letters")
-    assert (retry, expires) == (when, when + timedelta(seconds=60))
-    assert bench.ledger.counts().duplicate == 1 and bench.balanced()
-
-
-def test_many_in_one_statement(sessions: sessionmaker[Session], bench: Bench) -> None:
-    statements: list[str] = []
-    event.listen(sessions.kw["bind"], "before_cursor_execute", lambda *args: statements.append(args[2]))
-    with sessions.begin() as session:
-        send_many_in(session, (Notification.create(f"user-{n}", n) for n in range(250)))
-        send_in(session, 1, "one more")
-    assert len([s for s in statements if "INSERT INTO dead_letters" in s]) == 1
-    assert bench.ledger.counts().accepted == len(rows(bench)) == 251
-
-
 def test_refused_at_the_call(sessions: sessionmaker[Session]) -> None:
     with sessions() as session:
         for user_id, payload, options in (("", 1, {}), (1, {1: 2}, {}), (1, 1, {"channel": "pigeon"})):
@@ -311,49 +234,6 @@ def test_refused_at_the_call(sessions: sessionmaker[Session]) -> None:
         assert session.info == {} and not session.in_transaction()
     with pytest.raises(InvalidNotification, match="session: must be a SQLAlchemy session, not str"):
         send_in("session", 1, 1)  # type: ignore[arg-type]
-
-
-def test_rows_that_nobody_would_replay_are_refused(
-    sessions: sessionmaker[Session], bench: Bench, new_database_url: str, valkey: Valkey
-) -> None:
-    upgrade(new_database_url)
-    bench.client.set(f"{PREFIX}database", bench.store.fingerprint())  # as beat does
-    engine = create_engine(new_database_url)
-    with pytest.raises(SettingsError, match="is not the one that beat replays from"), Session(engine) as session:
-        send_in(session, 1, 1)
-        session.commit()
-    engine.dispose()
-    with sessions.begin() as session:
-        send_in(session, 1, 1)
-    assert len(published(valkey)) == len(rows(bench)) == 1
-
-
-def test_a_database_without_the_table_fails_the_commit(use: object, new_database_url: str, valkey: Valkey) -> None:
-    engine = create_engine(new_database_url)
-    with pytest.raises(DBAPIError, match="dead_letters"), Session(engine) as session:
-        send_in(session, 1, 1)
-        session.commit()
-    engine.dispose()
-    assert published(valkey) == []
-
-
-def test_the_right_to_insert_is_enough(use: object, bench: Bench, new_database_url: str, valkey: Valkey) -> None:
-    upgrade(new_database_url)
-    store = Store(new_database_url)
-    bench.client.set(f"{PREFIX}database", store.fingerprint())
-    engine = create_engine(new_database_url)
-    with engine.begin() as connection:
-        connection.execute(
-            text("REVOKE ALL ON dead_letters FROM CURRENT_USER; GRANT INSERT ON dead_letters TO CURRENT_USER")
-        )
-    with Session(engine) as session:
-        send_in(session, 1, 1)
-        session.commit()
-    with pytest.raises(DBAPIError, match="permission denied"), engine.begin() as connection:
-        connection.execute(text("SELECT 1 FROM dead_letters"))
-    engine.dispose()
-    store.close()
-    assert len(published(valkey)) == 1
 
 
 def test_scoped_sessions(sessions: sessionmaker[Session], valkey: Valkey) -> None:

@@ -237,10 +237,11 @@ class Model(Scripts):
             return
         if s[PROBE] == "q":
             yield "broker loses the probe", 1, change(s, {PROBE: "lost"})
-        if self.cancel and s[ACC] and not s[END] and (s[PLACE] or "0" in s[DEFERRED] or s[ROW]):
+        if self.cancel and not s[END] and (s[PLACE] or "0" in s[DEFERRED] or s[ROW]):
             t = change(s)
-            self.book(t, 0, "cancelled", row=bool(s[ROW]))
-            yield "cancel 0", 1, t
+            if s[PLACE] or not self.row_licensed(t, 0):  # a row that is not accepted yet is, in the same step
+                self.book(t, 0, "cancelled", row=bool(s[ROW]))
+                yield "cancel 0", 1, t
         if s[SNAP] is not None and s[SNAP] != s[REDIS]:
             t = change(s, {SNAP: None, LOSSY: 1})
             t[REDIS] = s[SNAP]
