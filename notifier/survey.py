@@ -22,6 +22,12 @@ from notifier.runtime import Runtime
 from notifier.settings import Settings
 
 NAMES = {"state": "state Redis", "limiter": "limiter Redis", "database": "PostgreSQL", "broker": "broker"}  # for people
+AWAY = {  # what it means that it is away
+    "state": "nothing is accepted into the ledger or delivered until it is back",
+    "limiter": "workers go on with their local buckets for a short grace, then defer everything",
+    "database": "what is denied waits in Redis until it is back, and no further than NOTIFIER_MAX_DEFERRED",
+    "broker": "the ledger keeps what is sent; it is published when the broker is back",
+}
 SERVERS = tuple(NAMES)
 TIMEOUT_S = 1.0
 FRESH_S = 1.0

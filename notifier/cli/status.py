@@ -12,20 +12,12 @@ from notifier.cli import celery_app
 from notifier.cli.away import way_out
 from notifier.cli.output import emit_json, example
 from notifier.settings import FIELD_OF, Settings
-from notifier.survey import NAMES, OK, Survey, Surveyor
+from notifier.survey import AWAY, NAMES, OK, Survey, Surveyor
 
 PATIENCE_S = 10.0  # far longer than a client waits that finds nobody: what is shown is its word, on a slow machine too
 REPLAY_IS_LATE_S = 10.0
 QUEUE_IS_OLD_S = 5.0
 ENDS = ("delivered", "digested", "expired", "dropped", "duplicate", "parked")
-
-# What it means that a server is away.
-CONSEQUENCE = {
-    "state": "nothing is accepted into the ledger or delivered until it is back",
-    "limiter": "workers go on with their local buckets for a short grace, then defer everything",
-    "database": "what is denied waits in Redis until it is back",
-    "broker": "the ledger keeps what is sent; it is published when the broker is back",
-}
 
 
 class Report(NamedTuple):
@@ -77,7 +69,7 @@ def report_of(survey: Survey) -> Report:
 
 def _degraded(report: Report) -> list[str]:
     lines = [
-        f"{problem if NAMES[server] in problem else f'{NAMES[server]}: {problem}'}: {CONSEQUENCE[server]}"
+        f"{problem if NAMES[server] in problem else f'{NAMES[server]}: {problem}'}: {AWAY[server]}"
         for server, problem in report.servers.items()
         if problem != OK
     ]

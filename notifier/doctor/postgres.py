@@ -11,9 +11,10 @@ from sqlalchemy.exc import DBAPIError
 from notifier.deadletters import migrate
 from notifier.deadletters.problems import unavailable
 from notifier.doctor.finding import Finding, ok, problem, warning, words
+from notifier.survey import AWAY
 
 OLDEST = 15
-AWAY = "what is denied waits in Redis until it is back, and no further than NOTIFIER_MAX_DEFERRED"
+_AWAY = AWAY["database"]
 _RIGHTS = "SELECT", "INSERT", "UPDATE", "DELETE"
 _ASK = (
     "SELECT current_setting('server_version_num')::int, current_setting('server_version'), pg_is_in_recovery(),"
@@ -33,7 +34,7 @@ def server(url: str) -> Iterator[Finding]:
             yield from _facts(connection, began_s)
     except DBAPIError as error:
         mend = "start the server, or set NOTIFIER_DATABASE_URL (create the database if it is missing)"
-        yield problem("database.reachable", words(unavailable(error)), AWAY, mend)
+        yield problem("database.reachable", words(unavailable(error)), _AWAY, mend)
         return
     yield from schema(url)
 
@@ -50,7 +51,7 @@ def _facts(connection: Connection, began_s: float) -> Iterator[Finding]:
     if standby or read_only == "on":
         what = "this is a standby: it refuses writes" if standby else "transactions are read-only"
         yield problem(
-            "database.writable", what, AWAY, "let NOTIFIER_DATABASE_URL name the primary, and a user that may write"
+            "database.writable", what, _AWAY, "let NOTIFIER_DATABASE_URL name the primary, and a user that may write"
         )
     if fsync == "off":
         why = "a power cut can destroy the database, and the dead letters in it"
@@ -59,7 +60,7 @@ def _facts(connection: Connection, began_s: float) -> Iterator[Finding]:
         may = connection.execute(text(_MAY)).one()
         if lacking := [right for right, granted in zip(_RIGHTS, may, strict=True) if not granted]:
             mend = f"GRANT {', '.join(_RIGHTS)} ON dead_letters TO the user of NOTIFIER_DATABASE_URL"
-            yield problem("database.rights", f"the user lacks {', '.join(lacking)} on dead_letters", AWAY, mend)
+            yield problem("database.rights", f"the user lacks {', '.join(lacking)} on dead_letters", _AWAY, mend)
 
 
 def schema(url: str) -> Iterator[Finding]:
@@ -69,4 +70,4 @@ def schema(url: str) -> Iterator[Finding]:
         yield ok("database.migrations", f"the schema is at {head}")
         return
     what = f"the schema is at {current}" if current else "there is no schema"
-    yield problem("database.migrations", f"{what}, this version needs {head}", AWAY, "notifier migrate")
+    yield problem("database.migrations", f"{what}, this version needs {head}", _AWAY, "notifier migrate")

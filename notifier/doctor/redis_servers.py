@@ -14,6 +14,7 @@ from notifier.doctor.finding import Finding, ok, problem, warning
 from notifier.redis.breaker import kind_of
 from notifier.redis.client import connect, place
 from notifier.settings import FIELD_OF, variable
+from notifier.survey import AWAY
 
 TIMEOUT_S = 1.0
 OLDEST = (7, 0)  # scripts with a `#!lua flags=` line
@@ -25,7 +26,6 @@ class Role(NamedTuple):
     """What a server is for."""
 
     name: str  # begins the names of its findings
-    away: str  # what it means that it is away
     keeps: str  # what is lost if it forgets; "" where that is survivable
     evicts: str  # what is lost if it throws keys away
     clusters: bool = False  # whether it may be a Redis Cluster
@@ -35,23 +35,25 @@ class Role(NamedTuple):
         """What names it."""
         return variable(FIELD_OF[self.name])
 
+    @property
+    def away(self) -> str:
+        """What it means that it is away."""
+        return AWAY[self.name]
+
 
 STATE = Role(
     "state",
-    "nothing is accepted into the ledger or delivered until it is back",
     "a restart loses the ledger, and with it the guarantee that nothing is lost",
     "a full server throws away ledger entries and feeds: notifications are lost without a word",
 )
 LIMITER = Role(
     "limiter",
-    "workers go on with their local buckets for a short grace, then defer everything",
     "",
     "a full server throws away buckets: those users begin with a full burst again",
     clusters=True,
 )
 BROKER = Role(
     "broker",
-    "what is sent stays in the ledger until the broker is back",
     "a restart loses what is queued; the sweep publishes it again from the ledger, later than it could be",
     "a full server throws away queues; your own app's tasks in them are lost",
 )
