@@ -6,6 +6,7 @@ Every name is `NOTIFIER_` and the field in capitals. Limits may be set for one c
 from __future__ import annotations
 
 import base64
+import difflib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -30,6 +31,8 @@ RUN_ENV = Path(".notifier") / "run.env"
 PER_CHANNEL = ("user_limit", "channel_limit", "user_quota")
 FIELD_OF = {"broker": "broker_url", "state": "redis_url", "limiter": "limiter_redis_url", "database": "database_url"}
 MASK = "***"
+SHORTEST_SECRET = 32  # characters; HS256 asks for 256 bits
+MAKE_A_SECRET = "python -c 'import secrets; print(secrets.token_urlsafe(48))'"  # noqa: S105  a command
 _PASSWORD = re.compile(r"(://[^:@/?]*):.*@")
 _PASSWORD_PARAMETER = re.compile(r"([?&][^=&]*(?:password|passwd|secret|token)[^=&]*)=[^&]*", re.IGNORECASE)
 
@@ -167,14 +170,16 @@ def variable(field: str) -> str:
     return f"{PREFIX}{field}".upper()
 
 
-def unknown(names: Iterable[str]) -> list[str]:
-    """Those of the NOTIFIER_ variables that nothing reads: most likely misspelt."""
-    fields = {name.upper() for name in Settings.model_fields} - {"PER_CHANNEL"}
-    limits = {name.upper() for name in PER_CHANNEL}
-    tails = {name: name.removeprefix(PREFIX).partition("__") for name in names}
-    return sorted(
-        name for name, (field, cut, channel) in tails.items() if field not in (limits if cut and channel else fields)
-    )
+def unknown(names: Iterable[str]) -> dict[str, str]:
+    """Those of the NOTIFIER_ variables that nothing reads, most likely misspelt, with what may be meant, or ""."""
+    known = [variable(field) for field in Settings.model_fields if field != "per_channel"]
+    limits = [variable(field) for field in PER_CHANNEL]
+    found = {}
+    for name in sorted(names):
+        general, _, channel = name.partition("__")
+        if general not in (limits if channel else known):
+            found[name] = next(iter(difflib.get_close_matches(name, known, n=1)), "")
+    return found
 
 
 def mask_url(text: str) -> str:
@@ -233,7 +238,9 @@ class Settings(BaseSettings):
     )
     state_timeout: Seconds = Field(0.4, description="State Redis: seconds a producer waits for one call.")
     limiter_timeout: Seconds = Field(0.05, description="Limiter Redis: seconds one call may take.")
-    secret: SecretStr | None = Field(None, description="Signs the gateway's tokens (HS256), at least 32 characters.")
+    secret: SecretStr | None = Field(
+        None, description=f"Signs the gateway's tokens (HS256), at least {SHORTEST_SECRET} characters."
+    )
     previous_secret: SecretStr | None = Field(None, description="Still verifies tokens while `secret` is replaced.")
     token_issuer: str = Field("", description="The `iss` that tokens must carry; empty: any, or none.")
     token_audience: str = Field("", description="The `aud` that tokens must carry; empty: any, or none.")

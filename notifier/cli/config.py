@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -34,14 +33,13 @@ def command(as_json: bool) -> None:
     table, strangers = list(rows(settings)), unknown(origins())
     if as_json:
         fields = ("name", "value", "default", "from", "description")
-        emit_json({"settings": [dict(zip(fields, row, strict=True)) for row in table], "unknown": strangers})
+        emit_json({"settings": [dict(zip(fields, row, strict=True)) for row in table], "unknown": list(strangers)})
         return
     for row in table:
         origin = "default" if row.origin == "default" else f"from {row.origin}; default {_text(row.default) or 'unset'}"
         click.echo(f"{row.name}={_text(row.value)}\n    {row.description} ({origin})")
-    for name in strangers:
-        near = difflib.get_close_matches(name, [row.name for row in table], n=1)
-        click.echo(f"{name} is no setting{f'; {near[0]} is' if near else ''}", err=True)
+    for name, near in strangers.items():
+        click.echo(f"{name} is no setting{f'; {near} is' if near else ''}", err=True)
 
 
 def rows(settings: Settings) -> Iterator[Row]:

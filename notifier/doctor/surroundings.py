@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import sys
 import urllib.error
@@ -15,24 +14,21 @@ from urllib.parse import urlsplit
 
 import notifier
 from notifier.doctor.finding import Finding, ok, problem, warning, words
-from notifier.settings import Settings, raw_values, unknown, variable
+from notifier.settings import MAKE_A_SECRET, SHORTEST_SECRET, Settings, raw_values, unknown
 
-SHORTEST_SECRET = 32  # as the gateway wants it
 FEW_CHARACTERS = 10  # a random secret of 32 characters has more different ones
 OFTEN_SEEN = ("change", "example", "secret", "password", "default", "random-characters", "notifier", "12345")
 CELERY_BROKEN = (5, 7)
 TIMEOUT_S = 3.0
-_MAKE_ONE = "python -c 'import secrets; print(secrets.token_urlsafe(48))', into NOTIFIER_SECRET of every process"
+_MAKE_ONE = f"{MAKE_A_SECRET}, into NOTIFIER_SECRET of every process"
 
 
 def variables() -> Iterator[Finding]:
     """NOTIFIER_ variables that nothing reads."""
     names = raw_values()
-    known = [variable(field) for field in Settings.model_fields if field != "per_channel"]
     strangers = unknown(names)
-    for name in strangers:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else "`notifier config` lists all there are"
+    for name, near in strangers.items():
+        hint = f"did you mean {near}?" if near else "`notifier config` lists all there are"
         yield warning("settings.unknown", f"{name} is no setting", "nothing reads it: the default holds", hint)
     if not strangers:
         yield ok("settings.unknown", f"{len(names)} variables set, all known")

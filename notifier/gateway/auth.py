@@ -13,12 +13,11 @@ from pydantic import SecretStr
 
 from notifier.errors import InvalidNotification, NotifierError, SettingsError
 from notifier.notification import clean_user_id
-from notifier.settings import Settings
+from notifier.settings import MAKE_A_SECRET, SHORTEST_SECRET, Settings
 
 SUBPROTOCOL = "notifier.v1"
 BEARER = "bearer."
 MAX_TOKEN = 4_096  # characters
-SHORTEST_SECRET = 32  # characters; HS256 asks for 256 bits
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _HOW = f"send 'Sec-WebSocket-Protocol: {SUBPROTOCOL}, {BEARER}<token>' or 'Authorization: Bearer <token>'"
 
@@ -71,8 +70,7 @@ def _long_enough(name: str, secret: SecretStr | None) -> str:
     text = secret.get_secret_value() if secret else ""
     if len(text) < SHORTEST_SECRET:
         raise SettingsError(
-            f"NOTIFIER_{name}: must be set, to at least {SHORTEST_SECRET} characters; make one with "
-            "python -c 'import secrets; print(secrets.token_urlsafe(48))'"
+            f"NOTIFIER_{name}: must be set, to at least {SHORTEST_SECRET} characters; make one with {MAKE_A_SECRET}"
         )
     return text
 

@@ -79,6 +79,8 @@ def test_passwords_of_urls_are_masked(url: str, shown: str) -> None:
 def test_a_misspelt_variable_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTIFIER_USR_LIMIT", "5/s")
     monkeypatch.setenv("NOTIFIER_FEED_LENGTH__WEBHOOK", "5")
+    monkeypatch.setenv("NOTIFIER_OVERFLOW__", "drop")  # of no channel: it is read
+    assert Settings().overflow == "drop"
     assert "NOTIFIER_USR_LIMIT is no setting; NOTIFIER_USER_LIMIT is" in run().stderr
     assert json.loads(run("--json").stdout)["unknown"] == ["NOTIFIER_FEED_LENGTH__WEBHOOK", "NOTIFIER_USR_LIMIT"]
 
