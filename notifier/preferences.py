@@ -98,6 +98,7 @@ class Answers:
 
     def __init__(self, find: Callable[[], object], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._find, self._clock = find, clock
+        self._function: object = None
         self._known: OrderedDict[str, tuple[float, Preferences | None]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -128,7 +129,9 @@ class Answers:
         if asked_s >= until_s:
             return _Problem(f"{GROUP}: took over {BATCH_S:.0f} s for one batch")
         try:
-            answer = _ask(self._find(), user_id)
+            if self._function is None:  # loading an entry point takes longer than many a function
+                self._function = self._find()
+            answer = _ask(self._function, user_id)
         except (InvalidPreferences, _Unusable) as error:
             return _Problem(f"{GROUP}: {error}")
         except Exception as error:  # the team's: its text may hold anything
@@ -189,18 +192,20 @@ def use(function: L) -> L:
 
 def asked() -> bool:
     """Whether there is any function. Where there is none, that is all that preferences cost."""
-    return (_current if _looked else _installed()) is not None
+    return _answers() is not None
 
 
 def objections(items: Sequence[Item], now_us: int, remembered_s: float) -> list[Objection | None]:
     """What the users of these have against them, see Answers.objections."""
-    return _current.objections(items, now_us, remembered_s) if asked() and _current else [None] * len(items)
+    answers = _answers()
+    return answers.objections(items, now_us, remembered_s) if answers else [None] * len(items)
 
 
-def _installed() -> Answers | None:
+def _answers() -> Answers | None:
     global _current, _looked
-    points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
-    _current, _looked = Answers(lambda: _load(points)) if points else None, True
+    if not _looked:
+        points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+        _current, _looked = Answers(lambda: _load(points)) if points else None, True
     return _current
 
 

@@ -183,6 +183,21 @@ def test_failures_are_not_remembered() -> None:
     assert shop.objects("anna") == [""]
 
 
+def test_the_function_is_looked_for_until_it_is_found() -> None:
+    looked: list[bool] = []
+
+    def find() -> object:
+        looked.append(True)
+        if len(looked) == 1:
+            raise ImportError
+        return lambda _user: None
+
+    answers = Answers(find)
+    first, *others = (answers.objections([note(user)], BY_DAY_US, 30)[0] for user in ("anna", "bert", "cleo"))
+    assert first
+    assert (first.error, others, len(looked)) == ("notifier.preferences: ImportError", [None, None], 2)
+
+
 def test_a_slow_function_holds_up_a_batch_for_a_while_only() -> None:
     shop = Shop(takes_s=BATCH_S / 2)
     assert shop.objects("anna", "bert", "cleo", "anna") == ["", "", "preferences_unavailable", ""]
