@@ -17,7 +17,6 @@ from notifier.notification import (
     MAX_BODY_BYTES,
     MAX_ID,
     MAX_NAME,
-    MAX_USER_ID,
     Notification,
     canonical_body,
     clean_recipient,
@@ -119,9 +118,10 @@ class SendNotifications(NotificationTask):
 def checked(message: Message) -> Message:
     """The message, if the rest can rely on it, whoever wrote it. Raises InvalidNotification, or ValueError."""
     n = message.notification
-    bounds = (("user_id", MAX_USER_ID), ("notification_id", MAX_ID), ("channel", MAX_NAME), ("category", MAX_NAME))
-    for name, longest in bounds:
+    for name, longest in (("notification_id", MAX_ID), ("channel", MAX_NAME), ("category", MAX_NAME)):
         clean_text(name, getattr(n, name), longest)
+    if not isinstance(n.user_id, str):  # a call may name one by a number, a message may not
+        raise InvalidNotification("user_id", f"must be a str, not {type(n.user_id).__name__}")
     clean_recipient(n.user_id, n.notification_id)
     if n.collapse_key != "":
         clean_text("collapse_key", n.collapse_key, MAX_ID)
