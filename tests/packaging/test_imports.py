@@ -90,6 +90,10 @@ result = threading.active_count()
     assert fresh(code) == 1
 
 
+def test_a_public_name_is_looked_up_once() -> None:
+    assert fresh("import notifier\nnotifier.Limit\nresult = 'Limit' in vars(notifier)") is True
+
+
 def test_the_public_names_are_these() -> None:
     """Other people's code uses them: adding one is a decision, removing one breaks somebody."""
     assert sorted(notifier.__all__) == PUBLIC
