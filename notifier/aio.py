@@ -101,8 +101,9 @@ class Sender:
         batch: list[_Call] = []
         size = 0
         while self._calls and (not batch or size + len(self._calls[0].notifications) <= CHUNK):
-            batch += self._take(1)
-            size = sum(len(call.notifications) for call in batch)
+            taken = self._take(1)
+            batch += taken
+            size += sum(len(call.notifications) for call in taken)
         if not batch:
             return
         waiting = len(self._calls)
