@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 
 from notifier.errors import InvalidNotification
 
+WEBSOCKET = "websocket"  # the channel of who names none: a user's feed, which the gateway pushes
 MAX_BODY_BYTES = 64 * 1024
 MAX_USER_ID = 512
 MAX_ID = 200
@@ -44,7 +45,7 @@ class Notification:
     user_id: str
     body: str
     notification_id: str
-    channel: str = "websocket"
+    channel: str = WEBSOCKET
     category: str = "default"
     priority: Priority = Priority.NORMAL
     ttl_us: int = 0
@@ -68,7 +69,7 @@ class Notification:
         user_id: object,
         payload: object,
         *,
-        channel: str = "websocket",
+        channel: str = WEBSOCKET,
         category: str = "default",
         notification_id: object = None,
         priority: str = "normal",

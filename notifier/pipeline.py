@@ -13,14 +13,14 @@ from itertools import groupby
 from typing import Protocol
 
 from notifier import channels, metrics, preferences, tracing
-from notifier.channels import WEBSOCKET, Delivery, Duplicate, Failed, Outcome, RetryAt, Sent
+from notifier.channels import Delivery, Duplicate, Failed, Outcome, RetryAt, Sent
 from notifier.channels.attempts import attempt, backoff_s
 from notifier.channels.breaker import breakers
 from notifier.errors import SettingsError, StateUnavailable, Unavailable
 from notifier.ledger import Ledger
 from notifier.licence import TRIES, Deferred, Denial, End, Grant
 from notifier.limits.limiter import Limiter, Request, Verdict
-from notifier.notification import Identity
+from notifier.notification import WEBSOCKET, Identity
 from notifier.preferences import OPTED_OUT
 from notifier.settings import Settings
 from notifier.wire import Message

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from notifier import channels, hooks, logs, metrics, tracing
 from notifier.licence import End, Reason
-from notifier.notification import Notification
+from notifier.notification import WEBSOCKET, Notification
 
 # Labels that are counted under their own name. Others may come from outside: from a message's channel, for one.
 REASONS = frozenset(Reason) | {"row_refused", "opted_out", "cancelled", "erased", "reconciled", "retired", "by_hand"}
@@ -106,4 +106,4 @@ def _reason(reason: str) -> str:
 
 # There from the start: what begins at 1 has not grown, to Prometheus.
 for _why in ("rate_limited", "max_waiting", "row_refused", "reconciled", "retired"):
-    metrics.ENDED.labels(channels.WEBSOCKET, str(End.DROPPED), _why)
+    metrics.ENDED.labels(WEBSOCKET, str(End.DROPPED), _why)

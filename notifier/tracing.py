@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from notifier import metrics
 from notifier.hooks import Booked
 from notifier.logs import LONGEST
-from notifier.notification import Identity, Notification
+from notifier.notification import WEBSOCKET, Identity, Notification
 from notifier.redis.keys import identity_part
 
 if TYPE_CHECKING:
@@ -106,10 +106,10 @@ def booked(notifications: Sequence[Notification], found: Sequence[Booked], via: 
                 n = notifications[place]
                 if (root := spans.root(n.identity)) is None:
                     continue
-                attributes = {**_of(n), "notifier.end": str(what), "notifier.via": via}
+                attributes = {**_of(n), "notifier.end": what, "notifier.via": via}
                 if reason:
                     attributes["notifier.reason"] = reason[:LONGEST]
-                operation = _OPERATIONS.get((str(what), via), "settle")
+                operation = _OPERATIONS.get((what, via), "settle")
                 # What a parked one failed with is in its row: an error's text may hold what it was given.
                 spans.add(root, operation, n.identity, attributes, failed=what == "parked")
 
@@ -119,7 +119,7 @@ def pushed(user_id: str, frame: str, begun_ns: int) -> None:
     if begun_ns and (recorder := _recorder()):
         with _harmless():
             head = json.loads(frame[: frame.index(',"payload":')] + "}")  # ids cannot hold it: quotes are escaped
-            identity = Identity(user_id, "websocket", head["notification_id"])
+            identity = Identity(user_id, WEBSOCKET, head["notification_id"])
             spans = recorder.batch(begun_ns)
             if root := spans.root(identity):
                 spans.add(root, "push", identity, {"notifier.category": head["category"]})

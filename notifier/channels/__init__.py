@@ -22,9 +22,8 @@ from typing import NamedTuple, Protocol
 
 from notifier import metrics
 from notifier.errors import ExtraMissing, NotifierError, SettingsError
-from notifier.notification import Notification
+from notifier.notification import WEBSOCKET, Notification
 
-WEBSOCKET = "websocket"  # the feed: delivered by the ledger's own script, no class
 MAX_LEASE_S = 300.0
 
 
@@ -124,6 +123,7 @@ def _checked(name: str, channel: Channel) -> Channel:
 @cache
 def known() -> frozenset[str]:
     """Names of all channels that a notification may name."""
+    # WEBSOCKET is delivered by the ledger's own script: no class
     return frozenset({WEBSOCKET, *_BUILT_IN, *(point.name for point in entry_points(group="notifier.channels"))})
 
 

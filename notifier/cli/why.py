@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 import click
 
-from notifier.channels import WEBSOCKET
 from notifier.cli.output import emit_json, example, printable
 from notifier.deadletters.manage import Filter, Manager
 from notifier.deadletters.schema import Row, State, instant
 from notifier.errors import DatabaseUnavailable
-from notifier.notification import MAX_ID, MAX_NAME, Identity, clean_text, clean_user_id
+from notifier.notification import MAX_ID, MAX_NAME, WEBSOCKET, Identity, clean_text, clean_user_id
 from notifier.redis.keys import done_key, identity_part, prefix_of, user_key
 from notifier.redis.state import call
 from notifier.runtime import Runtime

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from notifier import channels, preferences
-from notifier.channels import WEBSOCKET, Channel, Delivery, Failed, RetryAt
+from notifier.channels import Channel, Delivery, Failed, RetryAt
 from notifier.channels.attempts import attempt, backoff_s
 from notifier.channels.breaker import breakers
 from notifier.deadletters.claiming import CLAIM_S
@@ -21,7 +21,7 @@ from notifier.deadletters.schema import Kept, Row
 from notifier.errors import SettingsError
 from notifier.licence import TRIES, Denial, End, Grant, Reason, RowReply
 from notifier.limits.verdict import Request, Verdict
-from notifier.notification import Identity, Priority
+from notifier.notification import WEBSOCKET, Identity, Priority
 from notifier.preferences import OPTED_OUT
 from notifier.settings import Settings
 

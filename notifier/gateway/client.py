@@ -8,10 +8,10 @@ from collections import deque
 from typing import Protocol
 
 from notifier import logs, tracing
-from notifier.channels import WEBSOCKET
 from notifier.errors import StateUnavailable
 from notifier.gateway import meters
 from notifier.gateway.feed import PAGE, Cursor, Message, Push, ReadMark, gap, hello, read_message
+from notifier.notification import WEBSOCKET
 
 BUFFER_MESSAGES = 256
 BUFFER_BYTES = 1_048_576
