@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from notifier.cli.output import console, emit_json, example, plain_table
+from notifier.cli.output import console, emit_json, example, many, plain_table
 from notifier.cli.output import rows as aligned
 from notifier.deadletters.manage import Done, Filter, Manager, Summary, forecast_s
 from notifier.deadletters.schema import Row, State, instant
@@ -137,7 +137,7 @@ def _changes(command: Callable[..., Done]) -> Callable[..., None]:
             emit_json({"changed": done.changed, "skipped": done.skipped, **_forecast(summary, parts.settings)})
         else:
             left = f"; {done.skipped:,} left as they are: {LEFT}" if done.skipped else ""
-            click.echo(f"{_letters(done.changed)} {CHANGED[command.__name__]}{left}.")
+            click.echo(f"{many(done.changed, 'dead letter')} {CHANGED[command.__name__]}{left}.")
 
     for option in (
         click.option("--all", "everything", is_flag=True, help="Without any filter: all of them."),
@@ -176,7 +176,7 @@ def list_rows(which: Filter, limit: int, as_json: bool) -> None:
         for line in aligned(HEADERS, map(_cells, rows)):
             click.echo(line)
     hidden = f", {total - len(rows):,} of them not shown (--limit)" if total > len(rows) else ""
-    click.echo(f"{_letters(total)}{hidden}; {deferred:,} more on their way into the table.")
+    click.echo(f"{many(total, 'dead letter')}{hidden}; {deferred:,} more on their way into the table.")
 
 
 @command.command(
@@ -258,10 +258,6 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _letters(number: int) -> str:
-    return f"{number:,} dead letter{'' if number == 1 else 's'}"
-
-
 @contextmanager
 def _parts() -> Iterator[Runtime]:
     parts = Runtime(Settings())
@@ -311,7 +307,7 @@ def _show_summary(summary: Summary, settings: Settings, as_json: bool) -> None:
         table.add_row(str(row["state"]), str(row["reason"]), f"{row['rows']:,}")
     if rows:
         console().print(table)
-    click.echo(f"{summary.total:,} dead letters of {summary.users:,} users; nothing was changed.")
+    click.echo(f"{many(summary.total, 'dead letter')} of {many(summary.users, 'user')}; nothing was changed.")
     if summary.backlogs:
         seconds = forecast["last_in_s"]
         when = "never" if seconds is None else f"in about {_span(seconds)}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from notifier.cli.output import emit_json, example
+from notifier.cli.output import emit_json, example, many
 from notifier.errors import NotifierError, SettingsError
 from notifier.settings import Settings
 
@@ -56,7 +56,7 @@ def command(team: str | None, gateway: str | None, canary: bool, as_json: bool) 
     else:
         for line in render(found):
             click.echo(line)
-        counted = f"{_many(len(problems), 'problem')}, {_many(len(warnings), 'warning')}"
+        counted = f"{many(len(problems), 'problem')}, {many(len(warnings), 'warning')}"
         click.echo(f"\n{counted}, {len(found) - len(problems) - len(warnings)} ok ({time.monotonic() - began_s:.1f} s)")
     sys.exit(1 if problems else 0)
 
@@ -169,7 +169,3 @@ def render(found: Sequence[Finding]) -> list[str]:
             wrapped = textwrap.wrap(text, width - len(indent) - 6, break_long_words=False, break_on_hyphens=False)
             lines += [f"{indent}{word if k == 0 else '':<4}  {line}" for k, line in enumerate(wrapped)]
     return lines
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -36,6 +36,11 @@ def rows(headers: Sequence[str], cells: Iterable[Sequence[str]]) -> Iterator[str
         yield "  ".join(padded).rstrip()
 
 
+def many(count: int, noun: str) -> str:
+    """`1 problem`, `2,000 problems`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def printable(text: str) -> str:
     """Without what would move a terminal's cursor: ids and errors come from outside."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
