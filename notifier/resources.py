@@ -1,10 +1,15 @@
-"""Where lua/ and migrations/ are: beside the package in a checkout, inside it in a wheel."""
+"""Where what belongs to the package is: lua/ and migrations/ beside it in a checkout, inside it in a wheel; `tasks`."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
+TASKS = _PACKAGE.parent / "tasks" / "__init__.py"
+UNSHADOW = (
+    "rename it, or leave it and run `notifier worker` and `notifier beat`, and send with `from notifier import notify`"
+)
 
 
 def _find(name: str) -> Path:
@@ -22,3 +27,15 @@ def lua(name: str) -> str:
 def migrations() -> Path:
     """The folder of the Alembic migrations."""
     return _find("migrations")
+
+
+def shadow() -> Path | None:
+    """The `tasks` of somebody else's that `import tasks` and Celery's -A find in the working directory, or before ours.
+
+    UNSHADOW says what to do about it.
+    """
+    for place in (Path.cwd(), *map(Path, sys.path)):
+        for found in (place / "tasks" / "__init__.py", place / "tasks.py"):
+            if found.is_file():
+                return None if found.resolve() == TASKS else found
+    return None

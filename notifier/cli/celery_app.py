@@ -10,25 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import notifier
 from notifier import logs
 from notifier.errors import NotifierError
+from notifier.resources import TASKS, UNSHADOW
 from notifier.settings import Settings
-
-_HOME = Path(notifier.__file__).resolve().parent.parent
-
-
-CURE = (
-    "rename it, or leave it and run `notifier worker` and `notifier beat`, and send with `from notifier import notify`"
-)
-
-
-def shadow() -> Path | None:
-    """A `tasks` of somebody else's in the working directory: what `import tasks` and Celery's -A find there first."""
-    here = Path.cwd()
-    if here.resolve() == _HOME:
-        return None
-    return next((path for path in (here / "tasks.py", here / "tasks" / "__init__.py") if path.is_file()), None)
 
 
 def load() -> Any:
@@ -52,10 +37,10 @@ def run(subcommand: str, arguments: tuple[str, ...]) -> None:
 def _ours() -> ModuleType:
     present = sys.modules.get("tasks")
     if present is not None:
-        if Path(present.__file__ or "").resolve() == _HOME / "tasks" / "__init__.py":
+        if Path(present.__file__ or "").resolve() == TASKS:
             return present
-        raise NotifierError(f"another module named 'tasks' is already imported, from {present.__file__}; {CURE}")
-    spec = importlib.machinery.PathFinder.find_spec("tasks", [str(_HOME)])
+        raise NotifierError(f"another module named 'tasks' is already imported, from {present.__file__}; {UNSHADOW}")
+    spec = importlib.machinery.PathFinder.find_spec("tasks", [str(TASKS.parents[1])])
     if spec is None or spec.loader is None:
         raise NotifierError("the package 'tasks' is missing from the installation of celery-notifier; install it again")
     module = importlib.util.module_from_spec(spec)

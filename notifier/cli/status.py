@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import click
 
-from notifier.cli import celery_app
 from notifier.cli.away import way_out
 from notifier.cli.output import emit_json, example
+from notifier.resources import UNSHADOW, shadow
 from notifier.settings import FIELD_OF, Settings
 from notifier.survey import AWAY, NAMES, OK, Survey, Surveyor
 
@@ -85,8 +85,8 @@ def _degraded(report: Report) -> list[str]:
 
 def _shadow() -> str:
     """Where another `tasks` lies here, a worker or beat of this directory may run without ours."""
-    found = celery_app.shadow()
-    return f" {found} hides Notifier's own `tasks` from whatever starts here: {celery_app.CURE}" if found else ""
+    found = shadow()
+    return f" {found} hides Notifier's own `tasks` from whatever starts here: {UNSHADOW}" if found else ""
 
 
 def render(report: Report) -> list[str]:

@@ -22,9 +22,10 @@ def command(arguments: tuple[str, ...]) -> None:
     """
     _share_metrics()
     from notifier.cli import away, celery_app  # celery is slow to import
+    from notifier.resources import shadow
 
     away.say_if_broker_is_away("the worker", arguments)
-    if found := celery_app.shadow():
+    if found := shadow():
         click.echo(f"{found} is not what runs here: this worker takes Notifier's queues and no others.", err=True)
 
     celery_app.run("worker", ("--loglevel", "INFO", *arguments))

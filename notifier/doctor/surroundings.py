@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from importlib.machinery import PathFinder
 from importlib.metadata import version
-from pathlib import Path
 from urllib.parse import urlsplit
 
-import notifier
 from notifier.doctor.finding import Finding, ok, problem, warning, words
+from notifier.resources import UNSHADOW, shadow
 from notifier.settings import MAKE_A_SECRET, SHORTEST_SECRET, Settings, raw_values, unknown
 
 FEW_CHARACTERS = 10  # a random secret of 32 characters has more different ones
@@ -87,20 +84,9 @@ def packages() -> Iterator[Finding]:
 
 
 def tasks_module() -> Iterator[Finding]:
-    """Whose `tasks` is imported from this directory, and whose from elsewhere."""
-    here, ours = Path.cwd(), Path(notifier.__file__).resolve().parent.parent / "tasks" / "__init__.py"
-    elsewhere = [place for place in sys.path if place and Path(place).resolve() != here.resolve()]
-    found = False
-    for places in ([str(here)], elsewhere):
-        spec = PathFinder.find_spec("tasks", places)
-        if spec is not None and spec.origin is not None and Path(spec.origin).resolve() != ours:
-            found = True
-            yield warning(
-                "tasks.module",
-                f"`import tasks` gives {spec.origin}",
-                "`from tasks import send_notification` and `celery -A tasks` mean that one, not ours, here",
-                "call notifier.notify, start `notifier worker` and `notifier beat` (not shadowed), or rename it",
-            )
-            break
-    if not found:
+    """Whose `tasks` is imported here."""
+    if found := shadow():
+        why = "`from tasks import send_notification` and `celery -A tasks` mean that one, not ours, here"
+        yield warning("tasks.module", f"`import tasks` gives {found}", why, UNSHADOW)
+    else:
         yield ok("tasks.module", "`import tasks` gives Notifier's")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import notifier
-from notifier.cli.celery_app import shadow
+from notifier.resources import shadow
 
 HOME = Path(notifier.__file__).parent.parent
 
@@ -56,6 +56,11 @@ def test_a_tasks_module_in_the_working_directory_is_noticed(own_tasks: Path, mon
     assert shadow() == own_tasks / "tasks.py"  # every test works in its own directory
     (own_tasks / "tasks.py").unlink()
     assert shadow() is None
+    elsewhere = own_tasks / "site"
+    (elsewhere / "tasks").mkdir(parents=True)
+    (elsewhere / "tasks" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(elsewhere)
+    assert shadow() == elsewhere / "tasks" / "__init__.py"
     monkeypatch.chdir(HOME)
     assert shadow() is None, "what a checkout of Notifier has there is the right one"
 
