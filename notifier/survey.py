@@ -31,6 +31,7 @@ AWAY = {  # what it means that it is away
 SERVERS = tuple(NAMES)
 TIMEOUT_S = 1.0
 FRESH_S = 1.0
+REPLAY_IS_LATE_S = 10.0
 OK = "ok"
 NO_ANSWER = "no answer in time"
 

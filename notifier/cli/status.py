@@ -12,10 +12,9 @@ from notifier.cli.away import way_out
 from notifier.cli.output import emit_json, example
 from notifier.resources import UNSHADOW, shadow
 from notifier.settings import FIELD_OF, Settings
-from notifier.survey import AWAY, NAMES, OK, Survey, Surveyor
+from notifier.survey import AWAY, NAMES, OK, REPLAY_IS_LATE_S, Survey, Surveyor
 
 PATIENCE_S = 10.0  # far longer than a client waits that finds nobody: what is shown is its word, on a slow machine too
-REPLAY_IS_LATE_S = 10.0
 QUEUE_IS_OLD_S = 5.0
 ENDS = ("delivered", "digested", "expired", "dropped", "duplicate", "parked")
 

@@ -10,12 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from notifier.cli.top_figures import Figures
-from notifier.survey import NAMES, OK
+from notifier.survey import NAMES, OK, REPLAY_IS_LATE_S
 
 WIDE = 96
 BLOCKS = "▁▂▃▄▅▆▇█"
 FLOW = ("accepted", "delivered", "deferrals", "replayed", "digested", "expired", "dropped", "republished")
-LATE_S, SLOW_S = 10.0, 5.0
+SLOW_S = 5.0
 UNKNOWN = "-"
 Cell = str | Text
 
@@ -79,9 +79,9 @@ def _waits(figures: Figures) -> Table:
         style="bold" if parked else "",
     )
     overdue_s, ago_s = rows.get("overdue_s"), figures.replayed_s_ago
-    table.add_row("replay behind by", "", _stressed(_time(overdue_s), "late", (overdue_s or 0) > LATE_S))
+    table.add_row("replay behind by", "", _stressed(_time(overdue_s), "late", (overdue_s or 0) > REPLAY_IS_LATE_S))
     if figures.totals:
-        late = ago_s is None or ago_s > LATE_S
+        late = ago_s is None or ago_s > REPLAY_IS_LATE_S
         table.add_row("last replay", "", _stressed("over 1 h" if ago_s is None else _time(ago_s), "late", late))
     return table
 
