@@ -8,6 +8,7 @@ from typing import Any
 from kombu import Connection
 
 from notifier.doctor.finding import Finding, ok, problem, warning
+from notifier.redis.broker import place_of
 from notifier.settings import Settings
 from notifier.wire import PROBE, REPLAY_DEAD_LETTERS, SEND_NOTIFICATION, SEND_NOTIFICATIONS, SWEEP_UNSETTLED
 
@@ -103,9 +104,10 @@ def configuration(prefix: str, app: Any, settings: Settings, name: str) -> Itera
 
 
 def _where(connection: Connection) -> str:
-    """transport://host:port/database, without user and password."""
+    """transport://host:port/database (or virtual host), without user and password."""
     info = connection.info()
-    port = info["port"] or connection.transport.default_port or ""
-    database = str(info["virtual_host"] or "").strip("/") or "0"
-    kind = "amqp" if "amqp" in str(info["transport"]) else "redis"
-    return f"{kind}://{info['hostname'] or 'localhost'}:{port}/{database}"
+    connection.port = info["port"]  # where none is named, the usual one
+    place, home = place_of(connection), str(info["virtual_host"])
+    if "@" in home:  # what it is the rest of is no database
+        return place
+    return f"amqp://{place}/{home}" if "amqp" in info["transport"] else f"redis://{place}/{home.strip('/') or 0}"

@@ -12,7 +12,7 @@ from kombu.exceptions import OperationalError
 
 from notifier.doctor.finding import Finding, ok, problem, warning, words
 from notifier.doctor.redis_servers import BROKER
-from notifier.redis.broker import tls
+from notifier.redis.broker import place_of, tls
 from notifier.wire import QUEUES
 
 TIMEOUT_S = 2.0
@@ -33,14 +33,13 @@ def server(url: str) -> Iterator[Finding]:
             connection.connect()
         except (AMQPError, OperationalError, OSError) as error:
             refused = isinstance(error, AccessRefused) or "ACCESS_REFUSED" in str(error)
-            where = f"{connection.hostname}:{connection.port or connection.default_port}"
             what = "authentication" if refused else type(error).__name__
             mend = (
                 f"check user, password and virtual host in {BROKER.variable}"
                 if refused
                 else f"start the server, or set {BROKER.variable}"
             )
-            yield problem("broker.reachable", f"RabbitMQ at {where}: {what}", BROKER.away, mend)
+            yield problem("broker.reachable", f"RabbitMQ at {place_of(connection)}: {what}", BROKER.away, mend)
             return
         took_ms = (time.monotonic() - began_s) * 1000
         version = str(connection.connection.server_properties.get("version", "0"))

@@ -140,6 +140,22 @@ def test_what_a_teams_configuration_does_to_our_tasks(conf: dict[str, Any], leve
     assert "hunter2" not in repr(found)
 
 
+@pytest.mark.parametrize(
+    ("theirs", "shown"),
+    [
+        ("amqp://shop:hunter2@rabbit", None),
+        ("pyamqp://rabbit:5672//", None),
+        ("amqp://shop:hunter2@rabbit/orders", "amqp://rabbit:5672/orders"),
+        ("redis://:hunter2@rabbit", "redis://rabbit:6379/0"),
+        ("amqp://shop:12/hunter2@rabbit//", "its URL (percent-encode special characters of the password)"),
+    ],
+)
+def test_an_app_whose_broker_is_another_one(theirs: str, shown: str | None) -> None:
+    ours = Settings(broker_url="amqp://app:hunter3@rabbit:5672//")
+    found = [f.what for f in celery_app(team(broker_url=theirs), ours, name="shop") if f.check == "app.broker"]
+    assert found == ([f"shop is on {shown}, NOTIFIER_BROKER_URL on amqp://rabbit:5672//"] if shown else [])
+
+
 def test_an_app_without_our_tasks() -> None:
     made = Celery("team", broker="memory://", set_as_current=False)
     made.finalize()
