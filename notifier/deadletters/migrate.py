@@ -43,7 +43,7 @@ def downgrade(database_url: str, revision: str) -> Moved:
 
 def current(database_url: str) -> str:
     """The revision the database is at; "" is none."""
-    with _connection(database_url) as connection:
+    with connected(database_url) as connection:
         return _revision(connection)
 
 
@@ -55,7 +55,7 @@ def head() -> str:
 def _move(database_url: str, step: object, revision: str) -> Moved:
     config = Config()
     config.set_main_option("script_location", str(resources.migrations()).replace("%", "%%"))
-    with _connection(database_url) as connection:
+    with connected(database_url) as connection:
         # Within the transaction, not the session: so it works behind pgbouncer in transaction mode.
         connection.execute(text(_SET), {"name": "statement_timeout", "value": STATEMENT_TIMEOUT})
         connection.execute(text("SELECT pg_advisory_xact_lock(:id)"), {"id": _LOCK_ID})
@@ -77,10 +77,10 @@ def _revision(connection: Connection) -> str:
 
 
 @contextmanager
-def _connection(database_url: str) -> Iterator[Connection]:
-    """One transaction on a connection of its own."""
+def connected(database_url: str, timeout_s: int = 5) -> Iterator[Connection]:
+    """One transaction on a connection of its own. Raises DatabaseUnavailable."""
     url = make_url(database_url).set(drivername="postgresql+psycopg2")
-    engine = create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args={"connect_timeout": 5})
+    engine = create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args={"connect_timeout": timeout_s})
     try:
         with engine.begin() as connection:
             yield connection

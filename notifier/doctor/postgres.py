@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from sqlalchemy import Connection, NullPool, create_engine, make_url, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection, text
 
 from notifier.deadletters import migrate
-from notifier.deadletters.problems import unavailable
 from notifier.doctor.finding import Finding, ok, problem, warning, words
+from notifier.errors import DatabaseUnavailable
 from notifier.survey import AWAY
 
+TIMEOUT_S = 2
 OLDEST = 15
 _AWAY = AWAY["database"]
 _RIGHTS = "SELECT", "INSERT", "UPDATE", "DELETE"
@@ -25,16 +25,14 @@ _MAY = "SELECT " + ", ".join(f"has_table_privilege('dead_letters', '{right}')" f
 
 def server(url: str) -> Iterator[Finding]:
     """All about it."""
-    made = make_url(url).set(drivername="postgresql+psycopg2")
-    engine = create_engine(made, poolclass=NullPool, hide_parameters=True, connect_args={"connect_timeout": 2})
     began_s = time.monotonic()
     try:
-        with engine.connect() as connection:
+        with migrate.connected(url, TIMEOUT_S) as connection:
             connection.execute(text("SET LOCAL statement_timeout = '3s'"))
             yield from _facts(connection, began_s)
-    except DBAPIError as error:
+    except DatabaseUnavailable as error:
         mend = "start the server, or set NOTIFIER_DATABASE_URL (create the database if it is missing)"
-        yield problem("database.reachable", words(unavailable(error)), _AWAY, mend)
+        yield problem("database.reachable", words(error), _AWAY, mend)
         return
     yield from schema(url)
 
