@@ -117,6 +117,6 @@ def forget(data_dir: Path) -> list[Path]:
 def _postmaster_runs(data: Path) -> bool:
     try:
         pid = int((data / "postmaster.pid").read_text().split("\n", 1)[0])
-    except (OSError, ValueError):
+        return "postgres" in psutil.Process(pid).name()
+    except (OSError, ValueError, psutil.NoSuchProcess):  # it may end while it is looked at
         return False
-    return psutil.pid_exists(pid) and "postgres" in psutil.Process(pid).name()
