@@ -5,6 +5,7 @@ python -m benchmarks.pictures      a minute and a half; needs Debian's prometheu
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +41,7 @@ DEPLOY = ROOT / "deploy"
 QUIET = tuple(f"quiet-{number:02}" for number in range(1, 41))
 BEFORE_S, AWAY_S, AFTER_S = 25.0, 10.0, 35.0
 SCRAPE = "1s"
-RATE = "5s"  # for Grafana's $__rate_interval, which is four scrapes
+RATE = "5s"  # for Grafana's $__rate_interval, which is at least four scrapes
 TOP_WIDTH = 104
 BLACK, RED, GREEN, OCHRE, BLUE = (34, 34, 34), (179, 65, 46), (42, 127, 79), (176, 122, 30), (59, 98, 176)
 LIGHT = TerminalTheme(
@@ -104,7 +106,7 @@ def _top(stage: Stage) -> None:
         found = watch.next()
     watch.close()
     found = found._replace(scraped={"http://127.0.0.1:8000/metrics": "ok"})  # its port is another one at each run
-    console = Console(record=True, width=TOP_WIDTH, highlight=False, markup=False, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    console = Console(record=True, width=TOP_WIDTH, highlight=False, markup=False, file=io.StringIO())
     console.print(page(found, tuple(watch.delivered), "notifier top, 12:00:00, every 0.5 s; q ends", TOP_WIDTH))
     _save("top.svg", console.export_svg(theme=LIGHT, code_format=FRAME, unique_id="top"))
 
@@ -143,15 +145,11 @@ def _series(prometheus: str, target: dict[str, Any], began_s: float, seconds: fl
     asked = urllib.parse.urlencode({"query": query, "start": began_s, "end": began_s + seconds, "step": "1s"})
     with urllib.request.urlopen(f"{prometheus}/api/v1/query_range?{asked}", timeout=30) as reply:
         found = json.load(reply)["data"]["result"]
-    curves = []
+    curves, legend = [], target["legendFormat"].replace("{{", "{").replace("}}", "}")
     for result in found:
-        name = target["legendFormat"]
-        for label in ("what", "channel", "end", "reason", "server", "source", "level", "state", "queue", "transport",
-                      "code", "kind"):  # fmt: skip
-            name = name.replace(f"{{{{{label}}}}}", result["metric"].get(label, ""))
         points = [(at_s - began_s, float(value)) for at_s, value in result["values"] if value not in ("NaN", "+Inf")]
         if points and (any(value for _, value in points) or len(found) == 1):
-            curves.append(Series(name.strip(), points))
+            curves.append(Series(legend.format_map(defaultdict(str, result["metric"])).strip(), points))
     return curves
 
 
