@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 
 import click
@@ -91,7 +90,6 @@ def settings() -> Iterator[str]:
 def commands() -> Iterator[str]:
     """The help of every command."""
     yield "# Commands"
-    os.environ.pop("COLUMNS", None)
     context = _context(main, None, "notifier")
     yield f"\n{_help(main, context)}"
     for name in COMMANDS:
