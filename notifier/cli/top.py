@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import click
 
 from notifier.cli.output import console, emit_json, example
-from notifier.cli.top_figures import Figures, Look, figures, look
+from notifier.cli.top_figures import Figures, Look, booked, figures, look
 from notifier.cli.top_page import line, page, text
 from notifier.errors import NotifierError
 from notifier.settings import Settings
@@ -92,7 +92,9 @@ class Watch:
             self._looks.append(look(self._surveyor, self._urls))
         time.sleep(max(0.0, self._looks[-1].at_s + self._interval_s - time.monotonic()))
         self._looks.append(look(self._surveyor, self._urls))
-        if lately := figures(self._looks[-2], self._looks[-1]).rates:  # none: the books are those of the last look
+        if lately := booked(
+            self._looks[-2].survey.books, self._looks[-1].survey.books
+        ):  # none: the books are those of the last look
             self.delivered.append(lately["delivered"])
         return figures(self._looks[0], self._looks[-1])
 

@@ -82,7 +82,7 @@ def figures(before: Look, now: Look) -> Figures:
     rows = now.survey.rows
     return Figures(
         window_s=round(seconds, 3),
-        rates=_booked(before.survey.books, books),
+        rates=booked(before.survey.books, books),
         totals=totals,
         latency_s={"p50": quantile(0.5, buckets), "p99": quantile(0.99, buckets)},
         queued={str(queue): size for queue, size in counts.queued.items()} if counts else {},
@@ -108,7 +108,8 @@ def figures(before: Look, now: Look) -> Figures:
     )
 
 
-def _booked(before: Books | None, now: Books | None) -> dict[str, float]:
+def booked(before: Books | None, now: Books | None) -> dict[str, float]:
+    """Per second in between; {} where they are not known, or the same."""
     if before is None or now is None or now.at_s <= before.at_s:
         return {}
     growth = {what: getattr(now.counts, what) - getattr(before.counts, what) for what in BOOKED}
