@@ -15,8 +15,9 @@ import ssl
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cached_property
-from typing import NamedTuple
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import httpcore
 import httpx
@@ -26,6 +27,7 @@ from notifier.settings import Network
 
 CONCURRENT = 100  # requests of one process at a time
 LOOKUPS = 32  # host names looked up at a time
+LOOKUPS_OF_A_DOMAIN = 8
 TRIED = 3  # addresses of one host
 IDLE_S = 30.0  # how long a connection is kept for the next request
 MOST_BODY_BYTES = 64 * 1024  # of an answer; nothing is done with it, but a connection read to its end can be kept
@@ -67,11 +69,47 @@ def _target(parsed: httpx.URL) -> Target:
     return Target(raw, where, headers, parsed.fragment)
 
 
+class _Lookups:
+    """Looks up host names, in threads that a name server may hold for long after whoever asked has given up.
+
+    One lookup of a name serves all who ask meanwhile, and the names of one domain have a share of the threads: a name
+    server that hangs leaves room for others.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(LOOKUPS, "notifier-lookup")
+        self._running: dict[str, asyncio.Future[Any]] = {}
+        self._lines: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    async def addresses(self, host: str, port: int) -> list[str]:
+        """Each once. Raises OSError, or UnicodeError for a label too long for the resolver's encoding."""
+        if host not in self._running:
+            domain = ".".join(host.rsplit(".", 2)[-2:])
+            line = self._lines.setdefault(domain, asyncio.Semaphore(LOOKUPS_OF_A_DOMAIN))
+            await line.acquire()
+            if host in self._running:  # somebody else's turn came first
+                line.release()
+            else:
+                self._begin(host, port, line)
+        found = await asyncio.shield(self._running[host])
+        return list(dict.fromkeys(str(info[4][0]) for info in found))
+
+    def _begin(self, host: str, port: int, line: asyncio.Semaphore) -> None:
+        def ended(looking: asyncio.Future[Any]) -> None:
+            looking.exception()  # nobody may be left to whom it matters
+            del self._running[host]
+            line.release()
+
+        look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        self._running[host] = asyncio.get_running_loop().run_in_executor(self._threads, look_up)
+        self._running[host].add_done_callback(ended)
+
+
 class _Guard(httpcore.AsyncNetworkBackend):
     """Makes connections to addresses that are permitted, and to no others."""
 
-    def __init__(self, allowed: Sequence[Network]) -> None:
-        self._allowed = allowed
+    def __init__(self, allowed: Sequence[Network], lookups: _Lookups) -> None:
+        self._allowed, self._lookups = allowed, lookups
         self._backend = httpcore.AnyIOBackend()
 
     async def connect_tcp(
@@ -83,10 +121,9 @@ class _Guard(httpcore.AsyncNetworkBackend):
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:  # a label too long for the resolver's encoding is no OSError
+            addresses = await self._lookups.addresses(host, port)
+        except (OSError, UnicodeError) as error:
             raise httpcore.ConnectError(error) from error
-        addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
         good = [address for address in addresses if permitted(address, self._allowed)][:TRIED]
         if not good:
             raise Refused("is at no public address; NOTIFIER_WEBHOOK_ALLOW_NETWORKS allows others")
@@ -110,8 +147,7 @@ class Outbound:
 
     def __init__(self, allowed: Sequence[Network]) -> None:
         logging.getLogger("httpcore").setLevel(logging.INFO)  # for debugging it quotes what the other side says
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(LOOKUPS, "notifier-lookup"))
-        self._allowed = allowed
+        self._allowed, self._lookups = allowed, _Lookups()
 
     @cached_property
     def _plain(self) -> httpcore.AsyncConnectionPool:
@@ -123,7 +159,10 @@ class Outbound:
 
     def _pool(self, context: ssl.SSLContext | None) -> httpcore.AsyncConnectionPool:
         return httpcore.AsyncConnectionPool(
-            context, max_connections=CONCURRENT, keepalive_expiry=IDLE_S, network_backend=_Guard(self._allowed)
+            context,
+            max_connections=CONCURRENT,
+            keepalive_expiry=IDLE_S,
+            network_backend=_Guard(self._allowed, self._lookups),
         )
 
     async def post(

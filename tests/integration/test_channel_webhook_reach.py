@@ -6,11 +6,13 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 
 import pytest
 
 from notifier.channels import Failed, RetryAt, Sent
 from notifier.channels.breaker import FAILURES
+from notifier.channels.outbound import LOOKUPS, LOOKUPS_OF_A_DOMAIN
 from tests.receiver import Make, Receiver, a_delivery, one, receiver, says
 from tests.support import free_port
 
@@ -119,6 +121,29 @@ def test_a_resolver_that_hangs_costs_no_more_than_the_deadline_and_others_nothin
     assert outcomes[0] == RetryAt("h0.example.test did not answer within 0.5 s")
     assert {type(outcome) for outcome in outcomes[:15]} == {RetryAt}
     assert outcomes[15:] == [Sent()] * 5
+
+
+def test_a_name_server_that_hangs_leaves_room_for_names_of_others(
+    hook: Receiver, make_webhook: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, over = Counter[str](), threading.Event()
+
+    def lookup(host: str, port: int, *args: object, **kwargs: object) -> object:
+        asked[host] += 1
+        if host.endswith(".slow.test"):
+            over.wait(60)
+            raise socket.gaierror(socket.EAI_AGAIN, "Try again")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    addresses = [f"http://h{n // 2}.slow.test/" for n in range(2 * LOOKUPS + 2)]
+    addresses += [f"http://h{n}.quick.test:{hook.port}/" for n in range(2 * LOOKUPS_OF_A_DOMAIN)]
+    channel = make_webhook(lambda user, _channel: addresses[int(user)], webhook_timeout=1.0)
+    outcomes = channel.deliver([a_delivery(str(n)) for n in range(len(addresses))])
+    slow = [count for host, count in asked.items() if host.endswith(".slow.test")]
+    over.set()
+    assert outcomes[-2 * LOOKUPS_OF_A_DOMAIN :] == [Sent()] * 2 * LOOKUPS_OF_A_DOMAIN
+    assert slow == [1] * LOOKUPS_OF_A_DOMAIN
 
 
 def test_international_names_go_out_in_ascii(
