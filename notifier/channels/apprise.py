@@ -13,12 +13,11 @@ from typing import Any
 from apprise import Apprise, NotifyFormat
 
 from notifier import metrics
-from notifier.channels import Delivery, Failed, Outcome, RetryAt, Sent
+from notifier.channels import BATCH_S, Delivery, Failed, Outcome, RetryAt, Sent
 from notifier.channels.addresses import Addresses, merged
 from notifier.channels.breaker import Breakers, breakers
 from notifier.settings import Settings
 
-BATCH_S = 5.5  # for a whole batch: a task is cut off at 8 s, and has more to do
 TIMEOUT_S = 5.0  # for one address
 CONCURRENT = 16
 TEXTS = ("body", "text", "message")  # of a payload; the first that is there is the body

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import httpcore
 
-from notifier.channels import Delivery, Failed, Outcome, RetryAt
+from notifier.channels import BATCH_S, Delivery, Failed, Outcome, RetryAt
 from notifier.channels.addresses import Addresses, merged
 from notifier.channels.background import Background
 from notifier.channels.breaker import Breakers, breakers
@@ -22,7 +22,6 @@ from notifier.channels.replies import outcome_of
 from notifier.channels.signing import headers, message_id
 from notifier.settings import Settings, networks, signing_keys
 
-BATCH_S = 5.5  # for a whole batch: a task is cut off at 8 s, and has more to do
 LATE_S = 0.75  # beyond that what has answered in time may be read to its end
 PER_HOST = 10  # requests to one host at a time, of one batch: a slow one leaves room for the others
 HEADERS = [("Content-Type", "application/json"), ("User-Agent", "celery-notifier"), ("Accept", "*/*")]
