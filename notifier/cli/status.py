@@ -54,30 +54,31 @@ def report_of(survey: Survey) -> Report:
     books, rows = survey.books, survey.rows
     counts = books.counts._asdict() if books else None
     known = [counts[name] for name in (*ENDS, "waiting", "in_flight")] if counts else []
-    report = Report(
+    return Report(
         counts=counts,
         rows={"waiting": rows.waiting, "parked": rows.parked} if rows else None,
         queue_age_s=books.queue_age_s if books else None,
         replayed_s_ago=books.replayed_s_ago if books else None,
         unaccounted=counts["accepted"] - sum(known) if counts else None,
         servers=survey.servers,
-        degraded=[],
+        degraded=degraded(survey),
     )
-    return report._replace(degraded=list(_degraded(report)))
 
 
-def _degraded(report: Report) -> list[str]:
+def degraded(survey: Survey) -> list[str]:
+    """What is not as it should be, and what follows from it; [] where all is well."""
+    books = survey.books
     lines = [
         f"{problem if NAMES[server] in problem else f'{NAMES[server]}: {problem}'}: {AWAY[server]}"
-        for server, problem in report.servers.items()
+        for server, problem in survey.servers.items()
         if problem != OK
     ]
-    if report.counts is None:
+    if books is None:
         return lines or [f"{NAMES['state']} answers, but what is on its way it did not tell in time"]
-    if report.replayed_s_ago is None or report.replayed_s_ago > REPLAY_IS_LATE_S:
-        since = "an hour or longer" if report.replayed_s_ago is None else f"{report.replayed_s_ago:,.0f} s"
+    if books.replayed_s_ago is None or books.replayed_s_ago > REPLAY_IS_LATE_S:
+        since = "an hour or longer" if books.replayed_s_ago is None else f"{books.replayed_s_ago:,.0f} s"
         lines.append(f"no replay has run for {since}: are beat and a worker running?{_shadow()}")
-    if (oldest_s := report.counts["oldest_queued_s"]) > QUEUE_IS_OLD_S:
+    if (oldest_s := books.counts.oldest_queued_s) > QUEUE_IS_OLD_S:
         lines.append(f"the oldest queued notification is {oldest_s:,.0f} s old: are there enough workers?")
     return lines
 

@@ -14,11 +14,12 @@ from urllib.parse import urlsplit
 import click
 
 from notifier.cli.output import console, emit_json, example
+from notifier.cli.status import PATIENCE_S, degraded
 from notifier.cli.top_figures import Figures, Look, booked, figures, look
 from notifier.cli.top_page import line, page, text
 from notifier.errors import NotifierError
 from notifier.settings import Settings
-from notifier.survey import Surveyor
+from notifier.survey import TIMEOUT_S, Survey, Surveyor
 
 WINDOW_S = 5.0  # rates are over so long
 REMEMBERED = 20  # of the little curve
@@ -50,10 +51,11 @@ def command(urls: tuple[str, ...], interval: float, once: bool, as_json: bool) -
     """Show how things go, live: throughput, latency, what waits, grants by source, queues, servers.
 
     What is queued, waits and is replayed is asked of the servers themselves; latency, grants and clients come from
-    /metrics. q or Ctrl-C ends it. Without a terminal it prints a line at each look.
+    /metrics. q or Ctrl-C ends it. Without a terminal it prints a line at each look. With --once the exit code is 1 if
+    anything is degraded, as with `notifier status`; stderr says what.
     """
     settings = Settings()
-    watch = Watch(settings, urls or (default_url(settings),), interval)
+    watch = Watch(settings, urls or (default_url(settings),), interval, timeout_s=PATIENCE_S if once else TIMEOUT_S)
     screen = console()
     with contextlib.closing(watch), contextlib.suppress(KeyboardInterrupt):
         if once:
@@ -61,6 +63,9 @@ def command(urls: tuple[str, ...], interval: float, once: bool, as_json: bool) -
             emit_json(found._asdict()) if as_json else click.echo(
                 text(page(found, (), _title(), PLAIN_WIDTH), PLAIN_WIDTH)
             )
+            if problems := degraded(watch.survey):
+                click.echo("\n".join(f"degraded: {problem}" for problem in problems), err=True)
+                sys.exit(1)
         elif screen.is_terminal and not as_json:
             _live(watch, interval)
         else:
@@ -77,11 +82,13 @@ def default_url(settings: Settings) -> str:
 class Watch:
     """Looks, again and again. `next` raises NotifierError for an address that cannot be one."""
 
-    def __init__(self, settings: Settings, urls: tuple[str, ...], interval_s: float) -> None:
+    def __init__(
+        self, settings: Settings, urls: tuple[str, ...], interval_s: float, *, timeout_s: float = TIMEOUT_S
+    ) -> None:
         for url in urls:
             if urlsplit(url).scheme not in ("http", "https"):
                 raise NotifierError(f"--url {url!r:.200} must begin with http:// or https://")
-        self._surveyor = Surveyor(settings, fresh_s=min(1.0, interval_s / 2))
+        self._surveyor = Surveyor(settings, fresh_s=min(1.0, interval_s / 2), timeout_s=timeout_s)
         self._urls, self._interval_s = urls, interval_s
         self._looks: deque[Look] = deque(maxlen=max(2, round(WINDOW_S / interval_s) + 1))
         self.delivered: deque[float] = deque([0.0] * REMEMBERED, maxlen=REMEMBERED)
@@ -106,6 +113,11 @@ class Watch:
                 break
             found = self.next()
         return found
+
+    @property
+    def survey(self) -> Survey:
+        """What the servers said last."""
+        return self._looks[-1].survey
 
     def close(self) -> None:
         """Let go of connections."""

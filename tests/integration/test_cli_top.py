@@ -25,6 +25,7 @@ from notifier.exposition import Server
 from notifier.gateway import meters
 from notifier.licence import Grant
 from notifier.notification import Notification
+from notifier.redis.keys import REPLAYED
 from notifier.settings import Settings
 from notifier.survey import Surveyor
 from notifier.wire import Message
@@ -80,6 +81,8 @@ def test_what_has_happened_between_two_looks(settings: Settings, served: str) ->
 
 def test_once_as_json_and_as_text(settings: Settings, served: str) -> None:
     deliver(settings, 3)
+    parts = runtime.get(settings)
+    parts.client.set(REPLAYED, parts.ledger.now_us() + 600_000_000)  # as a worker notes it; not late on a slow machine
     arguments = ["top", "--once", "--interval", "0.2", "--url", served]
     done = CliRunner().invoke(main, [*arguments, "--json"])
     found: dict[str, Any] = json.loads(done.stdout)
@@ -87,8 +90,21 @@ def test_once_as_json_and_as_text(settings: Settings, served: str) -> None:
     assert found["rows"]["waiting"] == 0
     assert found["rates"]["delivered"] == 0
     done = CliRunner().invoke(main, arguments)
-    assert done.exit_code == 0
+    assert done.exit_code == 0, done.output
     assert "delivered" in done.stdout and "\x1b" not in done.stdout
+
+
+def test_once_says_by_its_exit_code_what_status_says(
+    settings: Settings, served: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFIER_LIMITER_REDIS_URL", f"redis://:hunter2@127.0.0.1:{free_port()}/0")
+    top_said = CliRunner().invoke(main, ["top", "--once", "--interval", "0.2", "--url", served, "--json"])
+    status_said = CliRunner().invoke(main, ["status", "--json"])
+    assert (top_said.exit_code, status_said.exit_code) == (1, 1)
+    assert json.loads(top_said.stdout)["servers"]["limiter"] != "ok"
+    degraded = json.loads(status_said.stdout)["degraded"]
+    assert len(degraded) == 2  # and no replay has run
+    assert top_said.stderr.splitlines() == [f"degraded: {line}" for line in degraded]
 
 
 def test_what_is_away_is_said_in_words(settings: Settings, served: str, fresh_valkey: Callable[..., Valkey]) -> None:
