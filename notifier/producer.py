@@ -249,15 +249,19 @@ def _producers(app: Celery, pid: int) -> ProducerPool:  # noqa: ARG001  one pool
     from kombu.connection import ConnectionPool
     from kombu.pools import ProducerPool
 
-    from notifier.redis.broker import BoundedTransport
+    from notifier.redis.broker import AmqpConnections, BoundedTransport
 
     given = app.connection_for_write()
     options = {**(given.transport_options or {}), "socket_timeout": PUBLISH_TIMEOUT_S}
     options |= {"socket_connect_timeout": PUBLISH_TIMEOUT_S, "max_retries": 0, "confirm_publish": True}
+    amqp = "amqp" in str(given.transport_cls)
+    if amqp:  # of the socket: to open a channel or to declare a queue has no timeout of its own
+        options |= {"read_timeout": PUBLISH_TIMEOUT_S, "write_timeout": PUBLISH_TIMEOUT_S}
     connection = given.clone(transport_options=options, connect_timeout=PUBLISH_TIMEOUT_S, heartbeat=0)
     if given.transport_cls in ("redis", "rediss"):
         connection.transport_cls = BoundedTransport
-    return ProducerPool(ConnectionPool(connection, limit=POOL_SIZE), limit=POOL_SIZE)
+    connections = (AmqpConnections if amqp else ConnectionPool)(connection, limit=POOL_SIZE)
+    return ProducerPool(connections, limit=POOL_SIZE)
 
 
 def _publish_errors(app: Celery) -> tuple[type[BaseException], ...]:

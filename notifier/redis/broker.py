@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from kombu import Connection
+from kombu.connection import ConnectionPool
 from kombu.transport.redis import Channel, Transport
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -37,6 +38,14 @@ class BoundedTransport(Transport):  # type: ignore[misc]
     """The transport of such channels."""
 
     Channel = BoundedChannel
+
+
+class AmqpConnections(ConnectionPool):  # type: ignore[misc]
+    """One that failed is dropped: closed politely, it would wait twice more for a server that may be silent."""
+
+    def close_resource(self, resource: Any) -> None:
+        """Close its socket."""
+        resource.collect()
 
 
 def place_of(connection: Connection) -> str:

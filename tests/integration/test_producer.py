@@ -11,14 +11,16 @@ from dataclasses import replace
 
 import pytest
 from celery import Celery
+from kombu import Connection
 from redis import Redis
 
 from notifier import metrics, producer, runtime
+from notifier.embedded.rabbitmq import RabbitMQ
 from notifier.embedded.valkey import Valkey
 from notifier.errors import InvalidNotification, NotAccepted
 from notifier.notification import Notification
 from notifier.settings import Settings
-from tests.support import free_port
+from tests.support import eventually, free_port
 
 Use = Callable[..., Celery]
 
@@ -195,6 +197,31 @@ def test_a_silent_server_does_not_hold_the_caller(use: Use, fresh_valkey: Callab
     finally:
         server.thaw()
         caller.join()
+
+
+@pytest.mark.slow
+def test_a_frozen_rabbitmq_does_not_hold_the_caller(use: Use, fresh_rabbitmq: Callable[..., RabbitMQ]) -> None:
+    """Whatever it is waited for: to connect, to declare a queue that this process has not sent to, to confirm."""
+    server = fresh_rabbitmq()
+    app = use(broker_url=server.url())
+    sent: list[str] = []
+
+    def send(priority: str) -> None:
+        sent.append(producer.accept_and_publish(app, [note(priority=priority)])[0].status)
+
+    for priority in ("normal", "bulk", "bulk"):
+        server.freeze()
+        caller = threading.Thread(target=send, args=(priority,))
+        caller.start()
+        try:
+            eventually(lambda: not caller.is_alive(), timeout_s=60)  # noqa: B023  it ended while the server was silent
+        finally:
+            server.thaw()
+            caller.join()
+        send(priority)
+    assert sent == ["queued"] * 6
+    with Connection(server.url()) as broker:
+        assert broker.default_channel.queue_declare("notifier.bulk", passive=True).message_count > 0
 
 
 def test_a_connection_gone_stale_is_replaced_at_once(use: Use, fresh_valkey: Callable[..., Valkey]) -> None:
