@@ -12,6 +12,7 @@ from notifier.cli.output import emit_json, example, printable
 from notifier.deadletters.manage import Filter, Manager
 from notifier.deadletters.schema import Row, State, instant
 from notifier.errors import DatabaseUnavailable
+from notifier.licence import Reason
 from notifier.notification import MAX_ID, MAX_NAME, WEBSOCKET, Identity, clean_text, clean_user_id
 from notifier.redis.keys import done_key, identity_part, prefix_of, user_key
 from notifier.redis.state import call
@@ -129,16 +130,22 @@ def lines(story: Story) -> list[str]:
     user_id, channel, notification_id = story.identity
     told = [f"{notification_id} to user {user_id} on {channel}"]
     entry, mark, row, frame = story.entry, story.mark, story.row, story.frame
-    if accepted_us := (entry and entry.accepted_us) or (row and row.accepted_us):
+    if row and not (entry or mark or row.epoch):
+        told.append(f"committed   {_time(row.accepted_us)}, with the transaction that sent it; not accepted yet")
+    elif accepted_us := (entry and entry.accepted_us) or (row and row.accepted_us):
         told.append(f"accepted    {_time(accepted_us)}, seq {entry.seq if entry else row.seq if row else 0}")
     elif frame:
         told.append(f"accepted    {_time(int(frame['accepted_at'] * 1e6))}, seq {frame['seq']}")
     if row and row.attempts:
-        told.append(f"tried       {row.attempts} times; last error: {row.last_error}")
-    if row and row.starts:
-        told.append(f"started     {row.starts} times without an end")
+        told.append(f"tried       {_times(row.attempts)}; last error: {row.last_error}")
+    starts = row.starts - (channel != WEBSOCKET) if row else 0  # a call outside counts as one, however it ends
+    if starts > 0:
+        told.append(f"started     {_times(starts)} without an end")
     if entry:
         told += _present(story, entry)
+    elif row and not mark and row.state == State.WAITING:
+        why = REASONS.get(row.reason, row.reason)
+        told.append(f"waits       until {_time(row.retry_at_us)}: {why}; in the table only")
     if mark:
         told.append(f"{mark.end:<11} {_time(mark.at_us)}{_detail(mark)}")
     if frame and frame["notification_id"] != notification_id:
@@ -173,7 +180,9 @@ def as_object(story: Story) -> dict[str, Any]:
 def _present(story: Story, entry: Entry) -> list[str]:
     why = REASONS.get(entry.reason, entry.reason)
     if entry.parked:
-        error = f" ({story.row.last_error})" if story.row and story.row.last_error else ""
+        if entry.reason == Reason.DELIVERY_FAILED:
+            why = "refused for good"
+        error = f": {story.row.last_error}" if story.row and story.row.last_error else ""
         return [f"parked      {why}{error}; it waits for `notifier dead-letters replay` or `drop`"]
     if entry.place == "queue":
         return [f"queued      in {entry.queue}, for a worker"]
@@ -193,6 +202,10 @@ def _detail(mark: Mark) -> str:
     if mark.end in ("delivered", "digested"):
         return f", as feed entry {mark.detail}"
     return f": {REASONS.get(mark.detail, mark.detail)}"
+
+
+def _times(number: int) -> str:
+    return f"{number} time{'s' * (number != 1)}"
 
 
 def _time(us: int) -> str:

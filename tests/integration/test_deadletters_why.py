@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,9 +12,12 @@ from click.testing import CliRunner
 
 from notifier.cli import main
 from notifier.deadletters.manage import Filter, Manager
-from notifier.notification import Identity
+from notifier.deadletters.outbox import Outbox
+from notifier.licence import Denial, End
+from notifier.notification import Identity, Notification
 from notifier.settings import Settings
 from notifier.tracing import trace_id
+from notifier.wire import Message
 from tests.deadletters import MakeBench
 
 
@@ -61,6 +65,42 @@ def test_scheduled_parked_dropped_unknown(why: Any, make_bench: MakeBench) -> No
     manager.drop(Filter(notification_id="a"))
     assert "a person did it" in why("anna", "a")
     assert "unknown" in why("anna", "b", code=1)
+
+
+def test_refused_by_its_receiver(why: Any, make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="off")
+    sent = [Notification.create("anna", 1, notification_id=name, channel="webhook") for name in ("a", "b")]
+    messages = [Message(n, a.accepted_us, a.epoch) for n, a in zip(sent, bench.ledger.accept(sent), strict=True)]
+    bench.ledger.begin(messages, lease_us=1)
+    bench.ledger.book(messages[:1], End.PARKED, "delivery_failed", ["shop.example answered 404"])
+    bench.ledger.deny(messages[1:], [Denial(60_000_000, 0, "delivery_failed", 1, "shop.example answered 503")])
+    bench.replay.spill()
+    told = why("anna", "a", "--channel", "webhook")
+    assert "parked      refused for good: shop.example answered 404; it waits for" in told
+    assert "started" not in told
+    assert "tried       1 time; last error: shop.example answered 503" in why("anna", "b", "--channel", "webhook")
+
+
+@pytest.mark.parametrize(("starts", "channel", "said"), [(1, "websocket", "1 time "), (3, "webhook", "2 times ")])
+def test_how_often_whoever_worked_on_it_died(
+    why: Any, make_bench: MakeBench, starts: int, channel: str, said: str
+) -> None:
+    bench = make_bench(user_limit="off")
+    bench.deny("anna", 1, wait_s=60, notification_id="a", channel=channel)
+    bench.replay.spill()
+    bench.sql("UPDATE dead_letters SET starts = :starts", starts=starts)
+    assert f"started     {said}without an end" in why("anna", "a", "--channel", channel)
+
+
+def test_committed_accepted_cancelled(why: Any, make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="off")
+    sent = Notification.create("anna", 1, notification_id="a")
+    bench.store.run(lambda connection: Outbox(bench.ledger, 60.0).write(connection, [sent]))
+    told = why("anna", "a")
+    assert "committed" in told and "not accepted yet" in told and "accepted   " not in told
+    assert "its time has not come; in the table only" in told
+    assert Manager(bench.store, bench.ledger).cancel("anna", "a")
+    assert re.search("^dropped .*: it was cancelled$", why("anna", "a"), re.MULTILINE)
 
 
 def test_folded_into_which_digest(why: Any, make_bench: MakeBench) -> None:
