@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from pathlib import Path
+
 import click
 
 from notifier.cli.output import example
 
+PREFIX = "notifier-metrics-"
+NEW_S = 60.0  # one that was made just now is not locked yet
 PASS_THROUGH = {"ignore_unknown_options": True, "help_option_names": ["--help"]}
 
 
@@ -33,15 +43,32 @@ def command(arguments: tuple[str, ...]) -> None:
 
 def _share_metrics() -> None:
     """A worker that is to serve /metrics needs a directory in which its pool processes tell it what they counted."""
-    import atexit
-    import os
-    import shutil
     import tempfile
 
     from notifier.settings import Settings
 
     variable = "PROMETHEUS_MULTIPROC_DIR"  # read once, when prometheus_client is imported: so it is not imported here
     if Settings().metrics_port and variable not in os.environ:
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108  a busy disk would hold up work
-        os.environ[variable] = tempfile.mkdtemp(prefix="notifier-metrics-", dir=memory)
-        atexit.register(shutil.rmtree, os.environ[variable], ignore_errors=True)
+        memory = os.access("/dev/shm", os.W_OK)  # noqa: S108  a busy disk would hold up work
+        home = "/dev/shm" if memory else tempfile.gettempdir()  # noqa: S108
+        for left in Path(home).glob(f"{PREFIX}*"):
+            with contextlib.suppress(OSError):
+                _remove_if_left(left)
+        os.environ[variable] = place = tempfile.mkdtemp(prefix=PREFIX, dir=home)
+        fcntl.flock(os.open(place, os.O_RDONLY), fcntl.LOCK_EX)  # until this process and all it forks have ended
+        atexit.register(shutil.rmtree, place, ignore_errors=True)
+
+
+def _remove_if_left(place: Path) -> None:
+    """What a worker that was killed could not remove. Raises OSError where it is in use, or somebody else's."""
+    directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = os.fstat(directory)
+        counting = (file.stem.rpartition("_")[2] for file in place.glob("*.db"))  # --detach loses the lock
+        if any(Path("/proc", pid).exists() for pid in counting) or found.st_uid != os.geteuid():
+            return
+        if time.time() - found.st_mtime > NEW_S:
+            shutil.rmtree(place)
+    finally:
+        os.close(directory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -90,6 +91,46 @@ def test_a_file_that_a_killed_process_has_not_finished_harms_nothing(
     (place / "counter_4194305.db").touch()  # beyond the greatest pid
     assert values(place)["notifier_grants_total"] == 3
     assert not (place / "counter_4194305.db").exists()
+
+
+WORKER = """
+import os, sys
+from notifier.cli.worker import _share_metrics
+_share_metrics()
+if "fork" in sys.argv and os.fork():
+    os.kill(os.getpid(), 9)
+print(os.environ["PROMETHEUS_MULTIPROC_DIR"], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_killed_worker_has_left_goes_when_the_next_one_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTIFIER_METRICS_PORT", "9100")
+    monkeypatch.delenv(metrics_dir.VARIABLE, raising=False)
+
+    def worker(*arguments: str) -> tuple[subprocess.Popen[str], Path]:
+        command = [sys.executable, "-c", WORKER, *arguments]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        return process, Path(process.stdout.readline().strip())
+
+    living, its_child_lives = worker(), worker("fork")
+    killed, detached, killed_just_now = worker(), worker(), worker()
+    for process, _ in (killed, detached, killed_just_now):
+        process.kill()
+        process.communicate()
+    (killed[1] / "counter_4194305.db").touch()  # beyond the greatest pid
+    (detached[1] / f"counter_{os.getpid()}.db").touch()  # as a worker that lives and holds no lock
+    for _, place in (living, its_child_lives, killed, detached):
+        os.utime(place, (0, 0))
+    starting = worker()
+    there = [place.is_dir() for _, place in (living, its_child_lives, detached, killed_just_now, starting)]
+    assert (there, killed[1].exists()) == ([True] * 5, False)
+    shutil.rmtree(detached[1])
+    shutil.rmtree(killed_just_now[1])
+    for process, place in (living, its_child_lives, starting):
+        process.communicate()  # it reads, and ends
+        assert not place.exists()
 
 
 HOLD = """
