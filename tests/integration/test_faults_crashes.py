@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -67,17 +68,17 @@ def published(bench: Bench, notifications: Sequence[Notification]) -> list[Messa
 
 def recover(bench: Bench, messages: Sequence[Message]) -> None:
     """What the broker and beat do in the seconds after, without the waiting."""
-    pipeline = Runtime(bench.settings, worker=True).pipeline
-    for _ in range(20):
-        for message in messages:
-            pipeline.handle([replace(message, again=True)])
-        bench.sql("UPDATE dead_letters SET claimed_until = now() - interval '1 second' WHERE claimed_until IS NOT NULL")
-        bench.replay.spill()
-        bench.make_due()
-        bench.replay.run()
-        counts = bench.ledger.counts()
-        if not (counts.waiting or counts.in_flight or counts.deferred):
-            return
+    with closing(Runtime(bench.settings, worker=True)) as worker:
+        for _ in range(20):
+            for message in messages:
+                worker.pipeline.handle([replace(message, again=True)])
+            bench.sql("UPDATE dead_letters SET claimed_until = now() - interval '1 s' WHERE claimed_until IS NOT NULL")
+            bench.replay.spill()
+            bench.make_due()
+            bench.replay.run()
+            counts = bench.ledger.counts()
+            if not (counts.waiting or counts.in_flight or counts.deferred):
+                return
     raise AssertionError(f"it does not come to rest: {bench.ledger.counts()}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -32,7 +33,8 @@ def test_every_user_has_a_bucket_and_a_feed_of_his_own(make_bench: MakeBench) ->
     ]
     accepted = bench.ledger.accept(sent)
     messages = [Message(n, accepted_us=a.accepted_us, epoch=a.epoch) for n, a in zip(sent, accepted, strict=True)]
-    Runtime(bench.settings, worker=True).pipeline.handle(messages)
+    with closing(Runtime(bench.settings, worker=True)) as worker:
+        worker.pipeline.handle(messages)
     for user in STRANGE:
         assert [frame["payload"] for frame in bench.feed(user)] == [{"to": user, "n": 0}], repr(user)
     bench.replay.spill()
