@@ -1,7 +1,7 @@
 """How many a second: one notification a task, many a task, an empty Celery task, and the article's start.
 
-All four in the same workers (prefork, two children) on the same broker, in turn, round after round. Single tasks are
-queued while the workers are held and then let go; a fan-out is timed from the call until nothing is left.
+All in the same workers (prefork, two children) on the same broker, in turn, round after round. Single tasks are queued
+while the workers are held and then let go; a call for many is timed from the call until nothing is left.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from notifier.notification import Notification
 COMMAND = "python -m benchmarks throughput"
 PAYLOAD = {"text": "somebody likes your photo", "actor": "user-77", "object": "photo-12345"}
 QUEUE = "notifier.normal"
+KINDS = ("empty", "single", "insert", "fan_out", "different")
 _numbers = itertools.count()
 
 
@@ -37,6 +38,8 @@ def rows(quick: bool) -> list[Row]:
             rounds=spread(ratio["single"]), cpu_us=bench.cpu_us, **figures),
         row("fan-out: notifications of send_notifications / empty tasks", median(ratio["fan_out"]), ">= 25", COMMAND,
             rounds=spread(ratio["fan_out"])),
+        row("notify_many: different notifications / empty tasks", median(ratio["different"]), "", COMMAND,
+            rounds=spread(ratio["different"])),
         row("fan-out / the article's start: an INSERT per event, then push", median(start["fan_out"]), ">= 3", COMMAND,
             rounds=spread(start["fan_out"])),
         row("single path / the article's start", median(start["single"]), ">= 1.5", COMMAND,
@@ -49,21 +52,23 @@ class Bench:
 
     def __init__(self, stage: Stage, seconds: float) -> None:
         self._stage = stage
-        self.rates: dict[str, list[float]] = {name: [] for name in ("empty", "single", "insert", "fan_out")}
+        self.rates: dict[str, list[float]] = {name: [] for name in KINDS}
         self.cpu_us: dict[str, dict[str, int]] = {}
         for fill in (self._empty, self._single, self._insert):  # warm-up, and how many are enough
             rate = stage.drain(lambda fill=fill: fill(300))  # type: ignore[misc]
         self._fan_out(500)
+        self._different(500)
         self._count = max(300, int(rate * seconds))
 
-    def one_round(self, kinds: Sequence[str] = ("empty", "single", "insert", "fan_out")) -> None:
+    def one_round(self, kinds: Sequence[str] = KINDS) -> None:
         """Each kind once."""
         fills = {"empty": self._empty, "single": self._single, "insert": self._insert}
+        calls = {"fan_out": self._fan_out, "different": self._different}
         for name in kinds:
-            count = 10 * self._count if name == "fan_out" else self._count
-            if name == "fan_out":
+            count = 10 * self._count if name in calls else self._count
+            if name in calls:
                 before = self._stage.cpu_s()
-                rate = self._fan_out(count)
+                rate = calls[name](count)
             else:
                 before = {}
 
@@ -91,16 +96,26 @@ class Bench:
         return count
 
     def _single(self, count: int) -> int:
-        made = [Notification.create(f"user-{n}", {**PAYLOAD, "n": n}) for n in itertools.islice(_numbers, count)]
-        producer.accept_and_publish(self._stage.app, made)  # payloads differ, so each is a task of its own
+        send = self._stage.app.tasks["notifier.send_notification"]
+        for n in itertools.islice(_numbers, count):
+            send.delay(f"user-{n}", {**PAYLOAD, "n": n})
         return count
 
     def _fan_out(self, count: int) -> float:
+        users = [f"user-{n}" for n in itertools.islice(_numbers, count)]
+        return self._until_delivered(
+            count, lambda: self._stage.app.tasks["notifier.send_notifications"].delay(users, PAYLOAD)
+        )
+
+    def _different(self, count: int) -> float:
+        made = [Notification.create(f"user-{n}", {**PAYLOAD, "n": n}) for n in itertools.islice(_numbers, count)]
+        return self._until_delivered(count, lambda: producer.accept_and_publish(self._stage.app, made))
+
+    def _until_delivered(self, count: int, call: Callable[[], object]) -> float:
         """Notifications a second, from the call until the last is delivered."""
         before = runtime.get().ledger.counts().delivered
-        users = [f"user-{n}" for n in itertools.islice(_numbers, count)]
         begun_s = time.perf_counter()
-        self._stage.app.tasks["notifier.send_notifications"].delay(users, PAYLOAD)
+        call()
         rate = count / (self._stage.drained() - begun_s)
         if (delivered := runtime.get().ledger.counts().delivered - before) != count:
             raise RuntimeError(f"{delivered} of {count} were delivered")

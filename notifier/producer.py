@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
-from itertools import islice
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notifier import channels, metrics, runtime, tracing
 from notifier.errors import InvalidNotification, NotAccepted, StateUnavailable
 from notifier.ledger import CHUNK, Ledger
-from notifier.notification import Notification, Priority
-from notifier.wire import QUEUE_OF, SEND_NOTIFICATION, SEND_NOTIFICATIONS, Message, batch_to_kwargs
+from notifier.notification import WEBSOCKET, Notification, Priority
+from notifier.wire import QUEUE_OF, SEND_NOTIFICATION, SEND_NOTIFICATIONS, Message, batch_to_kwargs, parcel_to_kwargs
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -26,6 +26,7 @@ AT_ONCE_S = 0.1  # a publish that failed this soon met a stale connection: it is
 POOL_SIZE = 10
 SLICE = 1_000
 RECIPIENTS = 200  # of one message at most: measured, see docs/performance.md
+BODIES_BYTES = 262_144  # of different ones in one message at most; one that is longer travels alone
 
 
 class Sending(NamedTuple):
@@ -156,24 +157,54 @@ def not_accepted(notifications: Sequence[Notification]) -> NotAccepted:
 
 
 def publish(app: Celery, messages: Iterable[tuple[Priority, Message]]) -> None:
-    """Publish, recipients of one payload together. Raises the broker's errors, within about half a second."""
-    groups: list[tuple[Priority, list[Message]]] = []
-    last: object = None
+    """Publish, as few messages as hold them all. Raises the broker's errors, within about half a second."""
+    by_queue: dict[Priority, list[Message]] = {queue: [] for queue in Priority}
     for queue, message in messages:
-        alike = queue, _shared(message)
-        if alike != last or len(groups[-1][1]) >= RECIPIENTS:
-            groups.append((queue, []))
-            last = alike
-        groups[-1][1].append(message)
-    if not groups:
+        by_queue[queue].append(message)
+    parcels = [(queue, parcel) for queue, waiting in by_queue.items() for parcel in _parcels(waiting)]
+    if not parcels:
         return
     begun_s = time.monotonic()
     try:
-        _publish(app, groups)
+        _publish(app, parcels)
     except _publish_errors(app):
         if time.monotonic() - begun_s > AT_ONCE_S:
             raise
-        _publish(app, groups)
+        _publish(app, parcels)
+
+
+def _parcels(messages: Iterable[Message]) -> Iterator[list[list[Message]]]:
+    """What each message of the broker holds: batches of recipients who have all but themselves in common."""
+    for alone, batches in groupby(_alike(messages), key=_alone):
+        if alone:
+            yield from ([batch] for batch in batches)
+        else:
+            yield from _packed(batches)
+
+
+def _alone(batch: Sequence[Message]) -> bool:
+    """Other channels than the feed wait for somebody's server, each for its own; and what the ledger does not hold
+    would be lost by a worker of an older version, which cannot read a parcel."""
+    return batch[0].notification.channel != WEBSOCKET or batch[0].unledgered
+
+
+def _packed(batches: Iterable[list[Message]]) -> Iterator[list[list[Message]]]:
+    parcel: list[list[Message]] = []
+    recipients = size = 0
+    for batch in batches:
+        body_size = len(batch[0].notification.body)
+        recipients, size = recipients + len(batch), size + body_size
+        if parcel and (recipients > RECIPIENTS or size > BODIES_BYTES):
+            yield parcel
+            parcel, recipients, size = [], len(batch), body_size
+        parcel.append(batch)
+    yield parcel
+
+
+def _alike(messages: Iterable[Message]) -> Iterator[list[Message]]:
+    for _, group in groupby(messages, key=_shared):
+        while batch := list(islice(group, RECIPIENTS)):
+            yield batch
 
 
 def publish_task(app: Celery, name: str, kwargs: dict[str, Any], queue: str, expires_s: float | None = None) -> None:
@@ -182,17 +213,21 @@ def publish_task(app: Celery, name: str, kwargs: dict[str, Any], queue: str, exp
         _send(app, producer, name, kwargs, queue, None, expires_s)
 
 
-def _publish(app: Celery, groups: Sequence[tuple[Priority, list[Message]]]) -> None:
+def _publish(app: Celery, parcels: Sequence[tuple[Priority, list[list[Message]]]]) -> None:
     with (
         _producers(app, os.getpid()).acquire(block=True, timeout=PUBLISH_TIMEOUT_S) as producer,
-        producer.batch() if len(groups) > 1 else nullcontext(),
+        producer.batch() if len(parcels) > 1 else nullcontext(),
     ):
-        for queue, messages in groups:
-            if len(messages) == 1:
-                name, kwargs = SEND_NOTIFICATION, messages[0].to_kwargs()
+        for queue, parcel in parcels:
+            batch = parcel[0]
+            task_id: str | None = batch[0].notification.notification_id
+            if len(parcel) > 1:
+                name, kwargs, task_id = SEND_NOTIFICATIONS, parcel_to_kwargs(parcel), None
+            elif len(batch) > 1:
+                name, kwargs = SEND_NOTIFICATIONS, batch_to_kwargs(batch)
             else:
-                name, kwargs = SEND_NOTIFICATIONS, batch_to_kwargs(messages)
-            _send(app, producer, name, kwargs, QUEUE_OF[queue], messages[0].notification.notification_id, None)
+                name, kwargs = SEND_NOTIFICATION, batch[0].to_kwargs()
+            _send(app, producer, name, kwargs, QUEUE_OF[queue], task_id, None)
 
 
 def _send(

@@ -111,6 +111,11 @@ def batch_from_kwargs(kwargs: Mapping[str, Any], *, redelivered: bool = False) -
     ]
 
 
+def parcel_to_kwargs(batches: Sequence[Sequence[Message]]) -> dict[str, Any]:
+    """One message for several batches, each as in batch_to_kwargs. Read a batch at a time."""
+    return {"batches": [batch_to_kwargs(messages) for messages in batches]}
+
+
 def fields_of(n: Notification) -> dict[str, Any]:
     """All of a notification but identity's user and id, and body."""
     return {

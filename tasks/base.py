@@ -83,16 +83,23 @@ class NotificationTask(Task):
                 runtime.get().pipeline.handle([Message(notification) for notification in notifications])
             return
         redelivered = bool((self.request.delivery_info or {}).get("redelivered"))
-        try:
+        messages: list[Message] = []
+        with self.unreadable_is_loud():
             messages = self.read_message(args, kwargs, redelivered)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            # Nobody can deliver it as it is. If the ledger holds it, the sweep sends it again, maybe to a newer worker.
-            problem = error if isinstance(error, InvalidNotification) else type(error).__name__
-            about = {"notification_id": self.request.id, "task": self.name}
-            metrics.degraded("unreadable_message", f"a message cannot be read: {problem}", about=about)
+        if not messages:
             return
         self.request.about = _about(messages)  # for Celery's own lines on this message, see quiet.Identify
         self._handle(messages, one_by_one=redelivered)
+
+    @contextlib.contextmanager
+    def unreadable_is_loud(self) -> Iterator[None]:
+        """Nobody can deliver it as it is. If the ledger holds it, the sweep sends it again, maybe to a newer worker."""
+        try:
+            yield
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            problem = error if isinstance(error, InvalidNotification) else type(error).__name__
+            about = {"notification_id": self.request.id, "task": self.name}
+            metrics.degraded("unreadable_message", f"a message cannot be read: {problem}", about=about)
 
     def _handle(self, messages: Sequence[Message], *, one_by_one: bool) -> None:
         """An exception means that nobody else holds the message: it goes back to the broker, never away with an ack."""

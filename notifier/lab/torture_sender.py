@@ -70,7 +70,9 @@ class Sender:
             self._send([self._new(self._rng.choice(USERS), priority="bulk")])
         elif kind < 0.92 and self._chosen:  # sent before: it must not arrive twice
             self._send([self._rng.choice(self._chosen)])
-        elif kind < 0.95 and noisy:  # a burst over the limit
+        elif kind < 0.94:  # many different ones in one call
+            self._send([self._new(self._rng.choice(QUIET)) for _ in range(self._rng.randint(2, 30))])
+        elif kind < 0.97 and noisy:  # a burst over the limit
             user_id = self._rng.choice(NOISY)
             for _ in range(self._rng.randint(4, 24)):
                 self._send([self._new(user_id)])
@@ -101,14 +103,14 @@ class Sender:
 
     def _send(self, notifications: list[Notification]) -> None:
         at_s = time.monotonic()
-        refused: set[str] = set()
+        refused: set[tuple[str, str]] = set()
         try:
             producer.accept_and_publish(self._app, notifications)
         except NotAccepted as error:
-            refused = set(error.recipients)
-            self._refused.append([n for n in notifications if n.user_id in refused])
+            refused = set(zip(error.recipients, error.notification_ids, strict=True))
+            self._refused.append([n for n in notifications if (n.user_id, n.notification_id) in refused])
         for n in notifications:
-            if n.user_id not in refused:
+            if (n.user_id, n.notification_id) not in refused:
                 line = [*n.identity, json.loads(n.body), n.priority == "critical", at_s]
                 self._listed.write(json.dumps(line) + "\n")
         self._listed.flush()

@@ -106,12 +106,60 @@ def test_recipients_of_one_payload_travel_together(use: Use, valkey: Valkey) -> 
     assert {headers["task"] for headers, _ in messages} == {"notifier.send_notifications"}
 
 
-def test_many_different_ones_in_one_call(use: Use, valkey: Valkey) -> None:
+def batches(kwargs: dict[str, object]) -> list[dict[str, object]]:
+    """What a message of several batches holds, and of one."""
+    return kwargs.get("batches") or [kwargs]  # type: ignore[return-value]
+
+
+def test_many_different_ones_in_one_call_travel_together(use: Use, valkey: Valkey) -> None:
     use()
     made = [Notification.create(f"user-{k}", k) for k in range(1_050)]
     assert producer.notify_many(n for n in made) == {"queued": 1_050}
-    assert sorted(kwargs["body"] for _, kwargs in queued(valkey)) == sorted(n.body for n in made)  # type: ignore[type-var]
+    messages = [kwargs for _, kwargs in queued(valkey)]
+    assert [len(batches(kwargs)) for kwargs in messages] == [200] * 5 + [50]
+    sent = [(batch["user_ids"], batch["body"]) for kwargs in messages for batch in batches(kwargs)]
+    assert sent == [([n.user_id], n.body) for n in made]
     assert producer.notify_many([*made[:3], note(user="one more")]) == {"duplicate": 3, "queued": 1}
+
+
+def test_a_message_holds_no_more_than_it_should(use: Use, valkey: Valkey) -> None:
+    use()
+    producer.notify_many([Notification.create(f"user-{k}", "x" * 60_000) for k in range(6)])
+    assert [len(batches(kwargs)) for _, kwargs in queued(valkey)] == [4, 2]
+    shared = note(priority="critical")
+    users = [f"user-{k}" for k in range(150)]
+    events = [shared, note(priority="critical"), note(priority="critical", category="like")]
+    producer.notify_many(event.to(user) for event in events for user in users)
+    counts = [[len(batch["user_ids"]) for batch in batches(kwargs)] for _, kwargs in queued(valkey, "critical")]  # type: ignore
+    assert sum(sum(sizes) for sizes in counts) == 450
+    assert max(sum(sizes) for sizes in counts) <= 200
+
+
+def test_a_queue_gets_what_is_its_own_however_they_are_mixed(use: Use, valkey: Valkey) -> None:
+    use()
+    made = [note(f"user-{k}", priority=("critical", "normal", "bulk")[k % 3]) for k in range(30)]
+    producer.notify_many(made)
+    for queue in ("critical", "normal", "bulk"):
+        ((headers, kwargs),) = queued(valkey, queue)
+        assert headers["task"] == "notifier.send_notifications"
+        sent = [batch["notification_id"] for batch in batches(kwargs)]
+        assert sent == [n.notification_id for n in made if n.priority == queue]
+
+
+def test_what_waits_for_somebody_s_server_travels_alone(use: Use, valkey: Valkey) -> None:
+    use()
+    made = [note(f"user-{k}", channel="console" if k in (1, 2) else "websocket") for k in range(5)]
+    producer.notify_many(made)
+    ids = [[batch["notification_id"] for batch in batches(kwargs)] for _, kwargs in queued(valkey)]
+    assert ids == [[made[0].notification_id], [made[1].notification_id], [made[2].notification_id],
+                   [made[3].notification_id, made[4].notification_id]]  # fmt: skip
+
+
+def test_what_no_ledger_holds_travels_alone(use: Use, valkey: Valkey) -> None:
+    """A worker that cannot read a message of several batches lets it go: the sweep would not bring it again."""
+    use(redis_url=f"redis://127.0.0.1:{free_port()}/0")
+    assert producer.notify_many([note(f"user-{k}") for k in range(3)]) == {"published": 3}
+    assert [kwargs["unledgered"] for _, kwargs in queued(valkey)] == [True] * 3
 
 
 def test_a_duplicate_is_not_published_again(use: Use, valkey: Valkey) -> None:

@@ -17,7 +17,7 @@ from celery import Celery, current_app
 from celery.exceptions import Reject
 from redis import Redis
 
-from notifier import runtime
+from notifier import Notification, notify_many, runtime
 from notifier.embedded.postgres import Postgres
 from notifier.embedded.valkey import Valkey
 from notifier.errors import InvalidNotification, InvalidRecipients, NotAccepted
@@ -238,6 +238,24 @@ def test_arguments_of_other_versions(use: Use, valkey: Valkey) -> None:
     assert payloads("bert") == ["both"]
 
 
+def test_a_message_of_several_batches_and_one_that_cannot_be_read_spoils_no_other(
+    use: Use, valkey: Valkey, caplog: pytest.LogCaptureFixture
+) -> None:
+    from notifier import metrics
+
+    use()
+    notify_many([Notification.create("anna", 1), Notification.create("bert", 2), Notification.create("anna", 3)])
+    (message,) = queued(valkey)
+    first, second, third = message["batches"]
+    metrics._last.clear()
+    newer = {**second, "priority": "of a newer version"}
+    as_worker(send_notifications, batches=[first, newer, "no batch", third], hue=3)
+    assert (payloads("anna"), payloads("bert")) == ([1, 3], [])
+    assert "cannot be read" in caplog.text
+    as_worker(send_notifications, **message, redelivered=True)
+    assert (payloads("anna"), payloads("bert")) == ([1, 3], [2])
+
+
 def test_a_message_sent_by_name_is_the_same_at_every_delivery(use: Use) -> None:
     use()
     for redelivered in (False, True):
@@ -271,6 +289,15 @@ def test_what_nobody_can_read_is_reported_and_let_go(use: Use, kwargs: Any, capl
     metrics._last.clear()
     as_worker(send_notification, **kwargs)
     assert "cannot be read" in caplog.text
+
+
+def test_batches_that_are_no_list_are_reported_and_let_go(use: Use, caplog: pytest.LogCaptureFixture) -> None:
+    use()
+    from notifier import metrics
+
+    metrics._last.clear()
+    as_worker(send_notifications, batches={"user_ids": ["anna"], "body": "1"})
+    assert "batches: must be a list, not dict" in caplog.text
 
 
 def test_what_nobody_holds_goes_back_to_the_broker(
