@@ -5,20 +5,28 @@ Sender, workers, gateway, sockets and servers share one machine, and capacity is
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from benchmarks.crowd import Crowd, crowd, in_ms
 from benchmarks.row import Row, median, percentile, row, spread
 from benchmarks.stage import Stage, on_stage
-from notifier import producer
+from notifier import producer, runtime
 from notifier.notification import Notification
+from notifier.settings import Settings
+from tasks.app import create_app
 
 COMMAND = "python -m benchmarks latency"
 USERS = 400
 LOAD = 0.7
 FLOOD = 2_000
-NOISY = "noisy"
+START_S = 30.0
+
+Flood = Callable[[Stage, int], AbstractContextManager[Callable[[], object]]]
 
 
 def rows(quick: bool) -> list[Row]:
@@ -37,7 +45,8 @@ def rows(quick: bool) -> list[Row]:
                 found[f"{prefix}p50"].append(percentile(times_ms, 0.5))
                 found[f"{prefix}p99"].append(percentile(times_ms, 0.99))
         more = [a - b for a, b in zip(found["p50"], found["push_p50"], strict=True)]
-        noisy = _noisy(stage, ours, rate, rounds, seconds)
+        noisy = _noisy(stage, ours, rate, rounds, seconds, _in_one_call)
+        called = _noisy(stage, ours, rate, rounds, seconds, _in_many_calls)
         burst = _burst(stage, ours, peers, rate)
     figures = {name: spread(values) for name, values in found.items()}
     return [
@@ -47,25 +56,54 @@ def rows(quick: bool) -> list[Row]:
             ratio=False, rounds=figures["p99"]),
         row("noisy neighbour: quiet users' p99 with / without a flood", median(noisy), "<= 1.5", COMMAND,
             rounds=spread(noisy), flood=FLOOD),
+        row("the same, a delay() for each of the flood in another process", median(called), "", COMMAND,
+            rounds=spread(called)),
         row("ten times the load for a second: our p99, ms", burst["ours"], "<= 100", COMMAND, ratio=False, **burst),
         row("the same burst: p99 of an INSERT per event, ms", burst["insert"], "", COMMAND, ratio=False),
     ]  # fmt: skip
 
 
-def _noisy(stage: Stage, people: Crowd, rate: float, rounds: int, seconds: float) -> list[float]:
-    """Quiet users at half of the load, alone and while one user gets a flood of single sends at once."""
+def _noisy(stage: Stage, people: Crowd, rate: float, rounds: int, seconds: float, flood: Flood) -> list[float]:
+    """Quiet users at half of the load, alone and while one user gets a flood of different notifications at once."""
     quiet_rate = 0.5 * rate
     ratios = []
     for number in range(rounds):
-        alone_ms = people.latencies_ms(people.ours, quiet_rate, seconds)
-        made = [Notification.create(NOISY, {"round": number, "n": n}) for n in range(FLOOD)]
-        flood = threading.Thread(target=producer.accept_and_publish, args=(stage.app, made))
-        flood.start()
-        beside_ms = people.latencies_ms(people.ours, quiet_rate, seconds)
-        flood.join()
+        with flood(stage, number) as begin:
+            alone_ms = people.latencies_ms(people.ours, quiet_rate, seconds)
+            begin()
+            beside_ms = people.latencies_ms(people.ours, quiet_rate, seconds)
         stage.drained()
         ratios.append(percentile(beside_ms, 0.99) / percentile(alone_ms, 0.99))
     return ratios
+
+
+@contextmanager
+def _in_one_call(stage: Stage, number: int) -> Iterator[Callable[[], object]]:
+    made = [Notification.create(f"noisy-{number}", {"n": n}) for n in range(FLOOD)]
+    flood = threading.Thread(target=producer.accept_and_publish, args=(stage.app, made))
+    yield flood.start
+    flood.join()
+
+
+@contextmanager
+def _in_many_calls(stage: Stage, number: int) -> Iterator[Callable[[], object]]:
+    spawn = multiprocessing.get_context("spawn")
+    ready, begin = spawn.Event(), spawn.Event()
+    flood = spawn.Process(target=_call, args=(stage.settings, number, ready, begin), daemon=True)
+    flood.start()
+    if not ready.wait(START_S):
+        raise TimeoutError(f"the flood's process was not ready within {START_S:g} s")
+    yield begin.set
+    flood.join()
+
+
+def _call(settings: Settings, number: int, ready: Any, begin: Any) -> None:
+    runtime.get(settings)
+    send = create_app(settings).tasks["notifier.send_notification"]
+    ready.set()
+    begin.wait()
+    for n in range(FLOOD):
+        send.delay(f"caller-{number}", {"n": n})
 
 
 def _burst(stage: Stage, ours: Crowd, peers: Crowd, rate: float) -> dict[str, float]:

@@ -47,7 +47,7 @@ def published(server: Valkey) -> list[str]:
     with Redis.from_url(server.url(1)) as client:
         messages: Any = client.lrange("notifier.normal", 0, -1)
     kwargs = [json.loads(base64.b64decode(json.loads(raw)["body"]))[1] for raw in reversed(messages)]
-    return [message["notification_id"] for message in kwargs]
+    return [batch["notification_id"] for message in kwargs for batch in message.get("batches", [message])]
 
 
 def adopt_orphans() -> None:
