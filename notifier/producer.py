@@ -183,9 +183,9 @@ def _parcels(messages: Iterable[Message]) -> Iterator[list[list[Message]]]:
 
 
 def _alone(batch: Sequence[Message]) -> bool:
-    """Other channels than the feed wait for somebody's server, each for its own; and what the ledger does not hold
-    would be lost by a worker of an older version, which cannot read a parcel."""
-    return batch[0].notification.channel != WEBSOCKET or batch[0].unledgered
+    """Other channels than the feed wait for somebody's server, each for its own; and what no ledger has confirmed to
+    hold would be lost by a worker of an older version, which cannot read a parcel."""
+    return batch[0].notification.channel != WEBSOCKET or not batch[0].epoch
 
 
 def _packed(batches: Iterable[list[Message]]) -> Iterator[list[list[Message]]]:
@@ -260,7 +260,7 @@ def _send(
 
 
 def _shared(message: Message) -> tuple[object, ...]:
-    """What recipients of one message have in common. Its time is the first one's."""
+    """What recipients of one batch have in common. Its time is the earliest."""
     n = message.notification
     return (n.body, n.notification_id, n.channel, n.category, n.priority, n.ttl_us, n.collapse_key, n.not_before_us,
             n.chosen, message.accepted_us > 0, message.unledgered, message.again)  # fmt: skip

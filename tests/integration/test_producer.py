@@ -20,6 +20,7 @@ from notifier.embedded.valkey import Valkey
 from notifier.errors import InvalidNotification, NotAccepted
 from notifier.notification import Notification
 from notifier.settings import Settings
+from notifier.wire import Message
 from tests.support import eventually, free_port
 
 Use = Callable[..., Celery]
@@ -160,6 +161,17 @@ def test_what_no_ledger_holds_travels_alone(use: Use, valkey: Valkey) -> None:
     use(redis_url=f"redis://127.0.0.1:{free_port()}/0")
     assert producer.notify_many([note(f"user-{k}") for k in range(3)]) == {"published": 3}
     assert [kwargs["unledgered"] for _, kwargs in queued(valkey)] == [True] * 3
+
+
+def test_what_the_ledger_may_hold_or_not_travels_alone(use: Use, valkey: Valkey) -> None:
+    """Its accept may have run, the reply was lost: the sweep brings it only if it has."""
+    app = use()
+    made = [note(f"user-{k}") for k in range(3)]
+    producer.publish(app, [(n.priority, Message(n, accepted_us=1, again=True)) for n in made])
+    assert [kwargs["user_id"] for _, kwargs in queued(valkey)] == [n.user_id for n in made]
+    swept = [Message(n, accepted_us=1, epoch="e", again=True) for n in made]
+    producer.publish(app, [(message.notification.priority, message) for message in swept])
+    assert len(batches(queued(valkey)[-1][1])) == 3
 
 
 def test_a_duplicate_is_not_published_again(use: Use, valkey: Valkey) -> None:
