@@ -89,7 +89,8 @@ class NotificationTask(Task):
         if not messages:
             return
         self.request.about = _about(messages)  # for Celery's own lines on this message, see quiet.Identify
-        self._handle(messages, one_by_one=redelivered)
+        # Of those that come again one may have killed its worker: the others must not count its starts as theirs.
+        self._handle(messages, one_by_one=any(message.again for message in messages))
 
     @contextlib.contextmanager
     def unreadable_is_loud(self) -> Iterator[None]:
@@ -121,13 +122,14 @@ class NotificationTask(Task):
 
 
 def _about(messages: Sequence[Message]) -> Mapping[str, Any]:
-    """Whom a line about these is about: recipients of one message have all but the user in common."""
-    if not messages:
-        return {}
+    """Whom a line about these is about: what they have in common, and how many they are."""
     about = logs.of(messages[0].identity)
     if len(messages) == 1:
         return about
-    return {name: about[name] for name in ("channel", "notification_id")} | {"recipients": len(messages)}
+    same = (
+        ("channel", "notification_id") if len({m.notification.notification_id for m in messages}) == 1 else ("channel",)
+    )
+    return {name: about[name] for name in same} | {"recipients": len(messages)}
 
 
 def _users_of(slices: Iterator[list[Notification]]) -> Iterator[str]:

@@ -111,19 +111,22 @@ class SendNotifications(NotificationTask):
         """One a recipient, of one batch or of several. A batch that cannot be read spoils no other."""
         named = {"notification_id": self.request.id, **dict(zip(("user_ids", "payload"), args, strict=False)), **kwargs}
         if "batches" not in named:
-            return self._read_batch(named, redelivered)
+            if "body" not in named and "payload" not in named:
+                raise InvalidNotification("payload", "is missing")
+            return _checked(named, redelivered)
         if not isinstance(named["batches"], list):
             raise InvalidNotification("batches", f"must be a list, not {type(named['batches']).__name__}")
         messages: list[Message] = []
         for batch in named["batches"]:
             with self.unreadable_is_loud():
-                messages += self._read_batch(batch, redelivered)
+                if "body" not in batch:  # a bare payload has no id of its own: it would get another at every delivery
+                    raise InvalidNotification("body", "is missing")
+                messages += _checked(batch, redelivered)
         return messages
 
-    def _read_batch(self, named: Mapping[str, Any], redelivered: bool) -> list[Message]:
-        if "body" not in named and "payload" not in named:
-            raise InvalidNotification("payload", "is missing")
-        return [checked(message) for message in batch_from_kwargs(named, redelivered=redelivered)]
+
+def _checked(batch: Mapping[str, Any], redelivered: bool) -> list[Message]:
+    return [checked(message) for message in batch_from_kwargs(batch, redelivered=redelivered)]
 
 
 def checked(message: Message) -> Message:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import subprocess
 import sys
 import threading
@@ -14,21 +15,23 @@ from typing import Any
 
 import pytest
 from celery import Celery, current_app
-from celery.exceptions import Reject
+from celery.app.trace import trace_task
+from celery.exceptions import Reject, WorkerTerminate
 from redis import Redis
 
-from notifier import Notification, notify_many, runtime
+from notifier import Notification, metrics, notify_many, preferences, runtime
 from notifier.embedded.postgres import Postgres
 from notifier.embedded.valkey import Valkey
 from notifier.errors import InvalidNotification, InvalidRecipients, NotAccepted
 from notifier.redis.keys import user_key
 from notifier.settings import Settings
-from tasks import probe, replay_dead_letters, send_notification, send_notifications, sweep_unsettled
+from tasks import probe, quiet, replay_dead_letters, send_notification, send_notifications, sweep_unsettled
 from tasks.app import create_app
 from tasks.home import home
 from tests.support import free_port
 
 Use = Callable[..., Celery]
+Prefer = Callable[[Callable[[str], None] | None], object]
 CALLS = (send_notification, send_notifications)
 
 
@@ -48,6 +51,13 @@ def use(settings: Settings) -> Iterator[Use]:
     yield configure
     before.set_current()
     runtime.close()
+
+
+@pytest.fixture
+def preferred() -> Iterator[Prefer]:
+    """Preferences are asked of this function."""
+    yield preferences.use
+    preferences.use(None)
 
 
 def queued(server: Valkey, queue: str = "normal") -> list[dict[str, Any]]:
@@ -241,8 +251,6 @@ def test_arguments_of_other_versions(use: Use, valkey: Valkey) -> None:
 def test_a_message_of_several_batches_and_one_that_cannot_be_read_spoils_no_other(
     use: Use, valkey: Valkey, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from notifier import metrics
-
     use()
     notify_many([Notification.create("anna", 1), Notification.create("bert", 2), Notification.create("anna", 3)])
     (message,) = queued(valkey)
@@ -254,6 +262,62 @@ def test_a_message_of_several_batches_and_one_that_cannot_be_read_spoils_no_othe
     assert "cannot be read" in caplog.text
     as_worker(send_notifications, **message, redelivered=True)
     assert (payloads("anna"), payloads("bert")) == ([1, 3], [2])
+
+
+def test_a_batch_without_ids_would_be_another_at_every_delivery(use: Use, caplog: pytest.LogCaptureFixture) -> None:
+    use()
+    metrics._last.clear()
+    as_worker(send_notifications, batches=[{"user_ids": ["anna"], "payload": 1}])
+    assert payloads("anna") == []
+    assert "body: is missing" in caplog.text
+
+
+def test_one_that_kills_its_worker_again_and_again_parks_alone(use: Use, valkey: Valkey, preferred: Prefer) -> None:
+    """Also where it is the sweep that brings it, because the whole worker was killed: no broker says so then."""
+    use()
+    notify_many([Notification.create(user, 1) for user in ("anna", "bert", "cleo")])
+    (message,) = queued(valkey)
+    swept = [{**batch, "again": True} for batch in message["batches"]]
+
+    def dies(user_id: str) -> None:
+        if user_id == "bert":
+            raise WorkerTerminate
+
+    preferred(dies)
+    for _ in range(4):
+        with pytest.raises(WorkerTerminate):
+            as_worker(send_notifications, batches=swept)
+    as_worker(send_notifications, batches=swept)
+    assert (payloads("anna"), payloads("bert"), payloads("cleo")) == ([1], [], [1])
+    assert runtime.get().ledger.counts().parked == 1
+
+
+def test_a_line_about_several_names_none_of_them(
+    use: Use, valkey: Valkey, preferred: Prefer, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = use()
+    quiet.install()
+    notify_many([Notification.create("anna", number) for number in range(3)])
+    (message,) = queued(valkey)
+
+    def line(task: Any, told: str, **kwargs: Any) -> logging.LogRecord:
+        metrics._last.clear()
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "celery.app.trace"):
+            trace_task(home().tasks[task.name], "t1", (), kwargs, request={"id": "t1", "delivery_info": {}}, app=app)
+        return next(record for record in caplog.records if told in record.getMessage())
+
+    def told(record: logging.LogRecord) -> tuple[object, ...]:
+        return tuple(getattr(record, name, None) for name in ("user_id", "channel", "notification_id", "recipients"))
+
+    preferred(lambda _: sys.exit())
+    assert told(line(send_notifications, "went back", **message)) == (None, "websocket", None, 3)
+    preferred(None)
+    assert told(line(send_notifications, "succeeded", **message)) == (None, "websocket", None, 3)
+    both = {"user_ids": ["anna", "bert"], "body": "1", "notification_id": "n1"}
+    assert told(line(send_notifications, "succeeded", **both)) == (None, "websocket", "n1", 2)
+    one = {"user_id": "anna", "body": "1", "notification_id": "n2"}
+    assert told(line(send_notification, "succeeded", **one)) == ("anna", "websocket", "n2", None)
 
 
 def test_a_message_sent_by_name_is_the_same_at_every_delivery(use: Use) -> None:
@@ -284,8 +348,6 @@ def test_a_message_sent_by_name_is_the_same_at_every_delivery(use: Use) -> None:
 )
 def test_what_nobody_can_read_is_reported_and_let_go(use: Use, kwargs: Any, caplog: pytest.LogCaptureFixture) -> None:
     use()
-    from notifier import metrics
-
     metrics._last.clear()
     as_worker(send_notification, **kwargs)
     assert "cannot be read" in caplog.text
@@ -293,8 +355,6 @@ def test_what_nobody_can_read_is_reported_and_let_go(use: Use, kwargs: Any, capl
 
 def test_batches_that_are_no_list_are_reported_and_let_go(use: Use, caplog: pytest.LogCaptureFixture) -> None:
     use()
-    from notifier import metrics
-
     metrics._last.clear()
     as_worker(send_notifications, batches={"user_ids": ["anna"], "body": "1"})
     assert "batches: must be a list, not dict" in caplog.text
@@ -328,8 +388,6 @@ def test_beats_tasks_run_and_say_so(use: Use) -> None:
 
 
 def test_beats_tasks_do_not_fail_for_want_of_a_server(use: Use, caplog: pytest.LogCaptureFixture) -> None:
-    from notifier import metrics
-
     use(redis_url=f"redis://127.0.0.1:{free_port()}/0")
     metrics._last.clear()
     as_worker(replay_dead_letters)
