@@ -84,7 +84,7 @@ class _Lookups:
     async def addresses(self, host: str, port: int) -> list[str]:
         """Each once. Raises OSError, or UnicodeError for a label too long for the resolver's encoding."""
         if host not in self._running:
-            domain = ".".join(host.rsplit(".", 2)[-2:])
+            domain = ".".join(host.rstrip(".").rsplit(".", 2)[-2:])
             line = self._lines.setdefault(domain, asyncio.Semaphore(LOOKUPS_OF_A_DOMAIN))
             await line.acquire()
             if host in self._running:  # somebody else's turn came first

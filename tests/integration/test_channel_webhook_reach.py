@@ -130,17 +130,17 @@ def test_a_name_server_that_hangs_leaves_room_for_names_of_others(
 
     def lookup(host: str, port: int, *args: object, **kwargs: object) -> object:
         asked[host] += 1
-        if host.endswith(".slow.test"):
+        if ".slow.test" in host:
             over.wait(60)
             raise socket.gaierror(socket.EAI_AGAIN, "Try again")
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
-    addresses = [f"http://h{n // 2}.slow.test/" for n in range(2 * LOOKUPS + 2)]
+    addresses = [f"http://h{n // 2}.slow.test{'.' * (n // 2 % 2)}/" for n in range(2 * LOOKUPS + 2)]
     addresses += [f"http://h{n}.quick.test:{hook.port}/" for n in range(2 * LOOKUPS_OF_A_DOMAIN)]
     channel = make_webhook(lambda user, _channel: addresses[int(user)], webhook_timeout=1.0)
     outcomes = channel.deliver([a_delivery(str(n)) for n in range(len(addresses))])
-    slow = [count for host, count in asked.items() if host.endswith(".slow.test")]
+    slow = [count for host, count in asked.items() if ".slow.test" in host]
     over.set()
     assert outcomes[-2 * LOOKUPS_OF_A_DOMAIN :] == [Sent()] * 2 * LOOKUPS_OF_A_DOMAIN
     assert slow == [1] * LOOKUPS_OF_A_DOMAIN
