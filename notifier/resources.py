@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -36,6 +37,6 @@ def shadow() -> Path | None:
     """
     for place in (Path.cwd(), *map(Path, sys.path)):
         for found in (place / "tasks" / "__init__.py", place / "tasks.py"):
-            if found.is_file():
+            if os.path.isfile(found):  # noqa: PTH113  Path.is_file raises where it may not look; an import does not
                 return None if found.resolve() == TASKS else found
     return None

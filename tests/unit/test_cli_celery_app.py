@@ -60,6 +60,7 @@ def test_a_tasks_module_in_the_working_directory_is_noticed(own_tasks: Path, mon
     (elsewhere / "tasks").mkdir(parents=True)
     (elsewhere / "tasks" / "__init__.py").touch()
     monkeypatch.syspath_prepend(elsewhere)
+    monkeypatch.syspath_prepend("x" * 5_000)  # no place at all, as one that may not be read: an import passes it over
     assert shadow() == elsewhere / "tasks" / "__init__.py"
     monkeypatch.chdir(HOME)
     assert shadow() is None, "what a checkout of Notifier has there is the right one"
