@@ -55,12 +55,13 @@ def _share_metrics() -> None:
             with contextlib.suppress(OSError):
                 _remove_if_left(left)
         os.environ[variable] = place = tempfile.mkdtemp(prefix=PREFIX, dir=home)
-        fcntl.flock(os.open(place, os.O_RDONLY), fcntl.LOCK_EX)  # until this process and all it forks have ended
+        with contextlib.suppress(OSError):  # a file system without locks: there nobody removes anything
+            fcntl.flock(os.open(place, os.O_RDONLY), fcntl.LOCK_EX)  # until this process and all it forks have ended
         atexit.register(shutil.rmtree, place, ignore_errors=True)
 
 
 def _remove_if_left(place: Path) -> None:
-    """What a worker that was killed could not remove. Raises OSError where it is in use, or somebody else's."""
+    """What a worker that was killed could not remove. Raises OSError where it is in use, or cannot be looked at."""
     directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -95,7 +95,10 @@ def test_a_file_that_a_killed_process_has_not_finished_harms_nothing(
 
 WORKER = """
 import os, sys
+import fcntl
 from notifier.cli.worker import _share_metrics
+if "unlockable" in sys.argv:
+    fcntl.flock = lambda *_: os.listdir("/dev/null")
 _share_metrics()
 if "fork" in sys.argv and os.fork():
     os.kill(os.getpid(), 9)
@@ -114,7 +117,7 @@ def test_what_a_killed_worker_has_left_goes_when_the_next_one_starts(monkeypatch
         assert process.stdout is not None
         return process, Path(process.stdout.readline().strip())
 
-    living, its_child_lives = worker(), worker("fork")
+    living, its_child_lives, unlockable = worker(), worker("fork"), worker("unlockable")
     killed, detached, killed_just_now = worker(), worker(), worker()
     for process, _ in (killed, detached, killed_just_now):
         process.kill()
@@ -124,11 +127,11 @@ def test_what_a_killed_worker_has_left_goes_when_the_next_one_starts(monkeypatch
     for _, place in (living, its_child_lives, killed, detached):
         os.utime(place, (0, 0))
     starting = worker()
-    there = [place.is_dir() for _, place in (living, its_child_lives, detached, killed_just_now, starting)]
-    assert (there, killed[1].exists()) == ([True] * 5, False)
+    kept = (living, its_child_lives, unlockable, detached, killed_just_now, starting)
+    assert ([place.is_dir() for _, place in kept], killed[1].exists()) == ([True] * 6, False)
     shutil.rmtree(detached[1])
     shutil.rmtree(killed_just_now[1])
-    for process, place in (living, its_child_lives, starting):
+    for process, place in (living, its_child_lives, unlockable, starting):
         process.communicate()  # it reads, and ends
         assert not place.exists()
 
