@@ -99,9 +99,8 @@ class Watch:
             self._looks.append(look(self._surveyor, self._urls))
         time.sleep(max(0.0, self._looks[-1].at_s + self._interval_s - time.monotonic()))
         self._looks.append(look(self._surveyor, self._urls))
-        if lately := booked(
-            self._looks[-2].survey.books, self._looks[-1].survey.books
-        ):  # none: the books are those of the last look
+        *_, before, now = self._looks
+        if lately := booked(before.survey.books, now.survey.books):  # none: the books are those of the last look
             self.delivered.append(lately["delivered"])
         return figures(self._looks[0], self._looks[-1])
 
