@@ -9,7 +9,7 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.crowd import Crowd, crowd, in_ms
@@ -26,7 +26,7 @@ LOAD = 0.7
 FLOOD = 2_000
 START_S = 30.0
 
-Flood = Callable[[Stage, int], AbstractContextManager[Callable[[], object]]]
+Flood = Callable[[Settings, int], Callable[[], object]]  # settings, number of the round: what floods
 
 
 def rows(quick: bool) -> list[Row]:
@@ -56,7 +56,7 @@ def rows(quick: bool) -> list[Row]:
             ratio=False, rounds=figures["p99"]),
         row("noisy neighbour: quiet users' p99 with / without a flood", median(noisy), "<= 1.5", COMMAND,
             rounds=spread(noisy), flood=FLOOD),
-        row("the same, a delay() for each of the flood in another process", median(called), "", COMMAND,
+        row("the same, a delay() for each of the flood", median(called), "", COMMAND,
             rounds=spread(called)),
         row("ten times the load for a second: our p99, ms", burst["ours"], "<= 100", COMMAND, ratio=False, **burst),
         row("the same burst: p99 of an INSERT per event, ms", burst["insert"], "", COMMAND, ratio=False),
@@ -68,7 +68,7 @@ def _noisy(stage: Stage, people: Crowd, rate: float, rounds: int, seconds: float
     quiet_rate = 0.5 * rate
     ratios = []
     for number in range(rounds):
-        with flood(stage, number) as begin:
+        with _elsewhere(flood, stage, number) as begin:
             alone_ms = people.latencies_ms(people.ours, quiet_rate, seconds)
             begin()
             beside_ms = people.latencies_ms(people.ours, quiet_rate, seconds)
@@ -77,33 +77,36 @@ def _noisy(stage: Stage, people: Crowd, rate: float, rounds: int, seconds: float
     return ratios
 
 
-@contextmanager
-def _in_one_call(stage: Stage, number: int) -> Iterator[Callable[[], object]]:
+def _in_one_call(settings: Settings, number: int) -> Callable[[], object]:
     made = [Notification.create(f"noisy-{number}", {"n": n}) for n in range(FLOOD)]
-    flood = threading.Thread(target=producer.accept_and_publish, args=(stage.app, made))
-    yield flood.start
-    flood.join()
+    app = create_app(settings)
+    return lambda: producer.accept_and_publish(app, made)
+
+
+def _in_many_calls(settings: Settings, number: int) -> Callable[[], object]:
+    send = create_app(settings).tasks["notifier.send_notification"]
+    return lambda: [send.delay(f"caller-{number}", {"n": n}) for n in range(FLOOD)]
 
 
 @contextmanager
-def _in_many_calls(stage: Stage, number: int) -> Iterator[Callable[[], object]]:
+def _elsewhere(flood: Flood, stage: Stage, number: int) -> Iterator[Callable[[], object]]:
+    """A process that floods when told to: the senders of the quiet share no interpreter with it."""
     spawn = multiprocessing.get_context("spawn")
     ready, begin = spawn.Event(), spawn.Event()
-    flood = spawn.Process(target=_call, args=(stage.settings, number, ready, begin), daemon=True)
-    flood.start()
+    process = spawn.Process(target=_flood, args=(flood, stage.settings, number, ready, begin), daemon=True)
+    process.start()
     if not ready.wait(START_S):
         raise TimeoutError(f"the flood's process was not ready within {START_S:g} s")
     yield begin.set
-    flood.join()
+    process.join()
 
 
-def _call(settings: Settings, number: int, ready: Any, begin: Any) -> None:
+def _flood(flood: Flood, settings: Settings, number: int, ready: Any, begin: Any) -> None:
     runtime.get(settings)
-    send = create_app(settings).tasks["notifier.send_notification"]
+    run = flood(settings, number)
     ready.set()
     begin.wait()
-    for n in range(FLOOD):
-        send.delay(f"caller-{number}", {"n": n})
+    run()
 
 
 def _burst(stage: Stage, ours: Crowd, peers: Crowd, rate: float) -> dict[str, float]:
