@@ -50,8 +50,11 @@ class Pipeline:
         self._default_ttl_us = int(settings.default_ttl * 1_000_000)
 
     @tracing.timed
-    def handle(self, messages: Sequence[Message]) -> None:
-        """Deliver or defer each. Raises Unavailable if neither Redis nor PostgreSQL would hold them."""
+    def handle(self, messages: Sequence[Message]) -> bool:
+        """Deliver or defer each. Raises Unavailable if neither Redis nor PostgreSQL would hold them.
+
+        False where state Redis is away: they are rows now, and no start of theirs was counted.
+        """
         try:
             ready = self._admit(messages)
             for channel, group in groupby(sorted(ready, key=_channel), key=_channel):
@@ -63,12 +66,13 @@ class Pipeline:
             metrics.degraded("state_redis", error)
             if refused := self._rows.insert([_row_by_worker(message, self._default_ttl_us) for message in messages]):
                 metrics.degraded("row_refused", f"PostgreSQL refuses {len(refused)} notifications as rows")
-            return
+            return False
         if back := self._limiter.drain_fallback():  # the limiter's Redis is back: exactly those that it had to deny
             try:
                 self._replay_these(back)
             except Unavailable as error:  # their rows are due in a moment anyway; the messages here are done
                 metrics.degraded("fallback_replay", error)
+        return True
 
     # ---- admit
 

@@ -151,9 +151,10 @@ class _Books:
             accepted.append(Accepted(status, n.priority, seq, now_us, ""))
         return accepted
 
-    def handle(self, messages: Sequence[Message]) -> None:
+    def handle(self, messages: Sequence[Message]) -> bool:
         """The pipeline's: eager mode, and tasks called as functions."""
         self.accept([message.notification for message in messages])
+        return True
 
     def write(self, connection: object, notifications: Sequence[Notification]) -> None:
         """The outbox's: the application's test database need not have the table."""

@@ -13,7 +13,7 @@ from celery.exceptions import Reject, WorkerShutdown, WorkerTerminate
 from celery.result import AsyncResult
 
 from notifier import logs, metrics, producer, runtime
-from notifier.errors import InvalidNotification, NotAccepted
+from notifier.errors import InvalidNotification, NotAccepted, Unavailable
 from notifier.notification import Notification, new_id
 from notifier.wire import Message
 from tasks import options as celery_options
@@ -21,6 +21,7 @@ from tasks.broker import HARD_LIMIT_S, SOFT_LIMIT_S
 
 log = logging.getLogger("notifier.tasks")
 REQUEUE_PAUSE_S = 0.5
+ONE_BY_ONE_S = SOFT_LIMIT_S / 2  # the last to begin has as long again
 
 
 class NotificationTask(Task):
@@ -105,14 +106,24 @@ class NotificationTask(Task):
     def _handle(self, messages: Sequence[Message], *, one_by_one: bool) -> None:
         """An exception means that nobody else holds the message: it goes back to the broker, never away with an ack."""
         failed: BaseException | None = None
-        for batch in [[message] for message in messages] if one_by_one else [messages]:
+        left, until_s = list(messages), time.monotonic() + ONE_BY_ONE_S
+        while left:
+            batch, left = (left[:1], left[1:]) if one_by_one else (left, [])
             try:
-                runtime.get().pipeline.handle(batch)
+                counted = runtime.get().pipeline.handle(batch)
+                one_by_one = one_by_one and counted  # else each would wait for a server in vain
             except (WorkerShutdown, WorkerTerminate, KeyboardInterrupt):
                 raise
+            except Unavailable as error:  # so it would be for the others
+                failed = error
+                break
             except (Exception, SystemExit) as error:
                 failed = error
+            if left and time.monotonic() > until_s:
+                break
         if failed is None:
+            if left:  # they come again; those that have ended are passed over then
+                raise Reject("not all within its time", requeue=True)
             return
         about = _about(messages)
         if metrics.degraded("requeued", f"{self.name} went back to the broker: {type(failed).__name__}", about=about):

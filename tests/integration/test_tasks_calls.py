@@ -292,6 +292,33 @@ def test_one_that_kills_its_worker_again_and_again_parks_alone(use: Use, valkey:
     assert runtime.get().ledger.counts().parked == 1
 
 
+def test_those_that_come_again_do_not_wait_each_for_a_server_that_is_away(use: Use, postgres_url: str) -> None:
+    """One by one they would not be through within the time limit, time and again, and hold up all others."""
+    use(redis_url=f"redis://127.0.0.1:{free_port()}/0")
+    waits = metrics.DEGRADED.labels("state_redis")
+    before = waits._value.get()
+    users = [f"user-{number}" for number in range(30)]
+    as_worker(send_notifications, user_ids=users, body="1", notification_id="n1", redelivered=True)
+    assert waits._value.get() == before + 2  # the first, and the others together
+    assert runtime.get().store.counts().waiting == 30
+
+
+def test_those_that_come_again_are_cut_short_in_time(use: Use, valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A channel may be slow: what is not done within its time limit would be killed in the middle, time and again."""
+    use()
+    notify_many([Notification.create(user, 1) for user in ("anna", "bert", "cleo")])
+    (message,) = queued(valkey)
+    monkeypatch.setattr("tasks.base.ONE_BY_ONE_S", 0.0)
+    for _ in range(2):
+        with pytest.raises(Reject) as error:
+            as_worker(send_notifications, **message, redelivered=True)
+        assert error.value.requeue
+    assert payloads("anna") == [1]
+    monkeypatch.undo()
+    as_worker(send_notifications, **message, redelivered=True)
+    assert [payloads(user) for user in ("anna", "bert", "cleo")] == [[1], [1], [1]]
+
+
 def test_a_line_about_several_names_none_of_them(
     use: Use, valkey: Valkey, preferred: Prefer, caplog: pytest.LogCaptureFixture
 ) -> None:
