@@ -84,6 +84,7 @@ def accept_and_publish(app: Celery, notifications: Sequence[Notification]) -> li
     sent: list[Sending] = []
     queued: list[tuple[Priority, Message]] = []
     away: StateUnavailable | None = None
+    reached = True
     for start in range(0, len(notifications), CHUNK):
         chunk = notifications[start : start + CHUNK]
         try:
@@ -92,7 +93,7 @@ def accept_and_publish(app: Celery, notifications: Sequence[Notification]) -> li
             accepted = ledger.accept(chunk)
         except StateUnavailable as error:
             away = StateUnavailable(str(error))  # the rest of this call does not wait for it chunk by chunk
-            publish_accepted(app, queued)
+            reached = reached and publish_accepted(app, queued)
             queued = []
             try:
                 sent += _without_ledger(app, ledger, chunk, error)
@@ -105,10 +106,11 @@ def accept_and_publish(app: Celery, notifications: Sequence[Notification]) -> li
             sent.append(Sending(n.notification_id, n.user_id, a.status))
             if a.status == "queued":
                 queued.append((a.queue, Message(n, a.accepted_us, a.epoch)))
-        if len(queued) >= RECIPIENTS:
-            publish_accepted(app, queued)
+        if len(queued) >= RECIPIENTS and reached:  # else the rest of this call does not wait for the broker, either
+            reached = publish_accepted(app, queued)
             queued = []
-    publish_accepted(app, queued)
+    if reached:
+        publish_accepted(app, queued)
     return sent
 
 
@@ -119,12 +121,14 @@ def check_channels(notifications: Iterable[Notification]) -> None:
             raise InvalidNotification("channel", f"{name!r:.80} is not one of {', '.join(sorted(channels.known()))}")
 
 
-def publish_accepted(app: Celery, queued: Sequence[tuple[Priority, Message]]) -> None:
-    """Publish what the ledger holds already. Raises nothing for want of a broker: the sweep publishes it later."""
+def publish_accepted(app: Celery, queued: Sequence[tuple[Priority, Message]]) -> bool:
+    """Publish what the ledger holds already. False, for want of a broker: the sweep publishes it later."""
     try:
         publish(app, queued)
     except _publish_errors(app) as error:
         _say_not_published(app, error)
+        return False
+    return True
 
 
 def _say_not_published(app: Celery, error: BaseException) -> None:
@@ -290,8 +294,8 @@ def _producers(app: Celery, pid: int) -> ProducerPool:  # noqa: ARG001  one pool
     options = {**(given.transport_options or {}), "socket_timeout": PUBLISH_TIMEOUT_S}
     options |= {"socket_connect_timeout": PUBLISH_TIMEOUT_S, "max_retries": 0, "confirm_publish": True}
     amqp = "amqp" in str(given.transport_cls)
-    if amqp:  # of the socket: to open a channel or to declare a queue has no timeout of its own
-        options |= {"read_timeout": PUBLISH_TIMEOUT_S, "write_timeout": PUBLISH_TIMEOUT_S}
+    if amqp:  # read, write: of the socket, as to open a channel or to declare a queue has no timeout of its own
+        options |= {f"{step}_timeout": PUBLISH_TIMEOUT_S for step in ("connect", "read", "write")}
     connection = given.clone(transport_options=options, connect_timeout=PUBLISH_TIMEOUT_S, heartbeat=0)
     if given.transport_cls in ("redis", "rediss"):
         connection.transport_cls = BoundedTransport

@@ -155,7 +155,7 @@ def _in_event_loop() -> bool:
 
 def _accept_now(notifications: Sequence[Notification]) -> None:
     try:
-        parts = runtime.get()
+        parts, reached = runtime.get(), True
         for start in range(0, len(notifications), CHUNK):
             chunk = notifications[start : start + CHUNK]
             accepted = parts.ledger.accept(chunk, in_rows=True)
@@ -164,7 +164,8 @@ def _accept_now(notifications: Sequence[Notification]) -> None:
                 for n, a in zip(chunk, accepted, strict=True)
                 if a.status == "queued"
             ]
-            producer.publish_accepted(producer.own_app(), queued)
+            # A commit that made many does not wait for a broker that is away again and again: the sweep publishes.
+            reached = reached and producer.publish_accepted(producer.own_app(), queued)
     except Exception as error:
         metrics.degraded("send_in", f"accepted seconds later, by the replay: {type(error).__name__}")
 

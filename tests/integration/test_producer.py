@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -257,6 +258,25 @@ def test_a_silent_server_does_not_hold_the_caller(use: Use, fresh_valkey: Callab
     finally:
         server.thaw()
         caller.join()
+
+
+def test_a_call_for_many_waits_once_for_a_broker_that_is_away(use: Use) -> None:
+    use(broker_url=f"redis://127.0.0.1:{free_port()}/0")
+    waits = metrics.DEGRADED.labels("publish")
+    before = waits._value.get()
+    assert producer.notify_many(note(f"user-{k}") for k in range(700)) == {"queued": 700}
+    assert waits._value.get() == before + 1
+    assert runtime.get().ledger.counts().in_flight == 700
+
+
+def test_the_patience_of_an_app_is_not_its_callers(use: Use) -> None:
+    """What the options of its transport say is for its workers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        app = use(broker_url=f"amqp://127.0.0.1:{silent.getsockname()[1]}//")
+        app.conf.broker_transport_options = {"connect_timeout": 600, "read_timeout": 600}
+        caller = threading.Thread(target=producer.accept_and_publish, args=(app, [note()]), daemon=True)
+        caller.start()
+        eventually(lambda: not caller.is_alive(), timeout_s=60)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from sqlalchemy import create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
-from notifier import Notification, notify, runtime, send_in, send_many_in
+from notifier import Notification, metrics, notify, runtime, send_in, send_many_in
 from notifier.deadletters.manage import Manager
 from notifier.deadletters.migrate import upgrade
 from notifier.deadletters.store import Store
@@ -67,6 +67,17 @@ def test_no_server_but_the_database(use: Callable[..., None], sessions: sessionm
         send_in(session, 42, "later")
     bench.make_due()
     assert bench.replay.run().replayed == 1
+
+
+def test_a_commit_of_many_waits_once_for_a_broker_that_is_away(
+    use: Callable[..., None], sessions: sessionmaker[Session], bench: Bench
+) -> None:
+    use(broker_url=f"redis://127.0.0.1:{free_port()}/0")
+    waits = metrics.DEGRADED.labels("publish")
+    before = waits._value.get()
+    with sessions.begin() as session:
+        send_many_in(session, (Notification.create(f"user-{n}", n) for n in range(250)))
+    assert (waits._value.get(), bench.ledger.counts().in_flight) == (before + 1, 250)
 
 
 def test_what_became_of_it_is_told_in_the_row(sessions: sessionmaker[Session], bench: Bench) -> None:
