@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ POOL_SIZE = 10
 SLICE = 1_000
 RECIPIENTS = 200  # of one message at most: measured, see docs/performance.md
 BODIES_BYTES = 262_144  # of different ones in one message at most; one that is longer travels alone
+_making = threading.Lock()  # a second thread that imports Celery meanwhile gets half of it
 
 
 class Sending(NamedTuple):
@@ -314,7 +316,8 @@ def _publish_errors(app: Celery) -> tuple[type[BaseException], ...]:
 
 def own_app() -> Celery:
     """The app of processes that need none but to publish; on the settings' broker."""
-    return _bare_app(os.getpid(), runtime.get().settings.broker_url)
+    with _making:
+        return _bare_app(os.getpid(), runtime.get().settings.broker_url)
 
 
 @lru_cache(maxsize=2)
@@ -325,3 +328,12 @@ def _bare_app(pid: int, broker_url: str) -> Celery:  # noqa: ARG001
 
     changes = {"broker_use_ssl": tls(broker_url)}
     return Celery("notifier", broker=broker_url, changes=changes, set_as_current=False, fixups=[])
+
+
+def _after_fork() -> None:
+    """A thread that is not in this process may have held it."""
+    global _making
+    _making = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

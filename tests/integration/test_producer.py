@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import socket
+import subprocess
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -258,6 +260,29 @@ def test_a_silent_server_does_not_hold_the_caller(use: Use, fresh_valkey: Callab
     finally:
         server.thaw()
         caller.join()
+
+
+FIRST = """
+import sys, threading
+from notifier import producer
+ready, failed = threading.Barrier(8), []
+def first():
+    ready.wait()
+    try:
+        producer.own_app()
+    except ImportError as error:
+        failed.append(error)
+threads = [threading.Thread(target=first) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+sys.exit(len(failed))
+"""
+
+
+def test_the_first_calls_of_a_process_may_come_at_once() -> None:
+    """As they do in a server with threads."""
+    for _ in range(6):
+        assert subprocess.run([sys.executable, "-c", FIRST], timeout=60, check=False).returncode == 0
 
 
 def test_a_call_for_many_waits_once_for_a_broker_that_is_away(use: Use) -> None:
