@@ -24,7 +24,15 @@ REQUEUE_PAUSE_S = 0.5
 ONE_BY_ONE_S = SOFT_LIMIT_S / 2  # the last to begin has as long again
 
 
-class NotificationTask(Task):
+class StrictTask(Task):
+    """A task whose broken messages are refused, see tasks.strict."""
+
+    abstract = True
+    Request = "tasks.strict:StrictRequest"  # by name: who only sends loads nothing of Celery's worker
+    Strategy = "tasks.strict:strategy"
+
+
+class NotificationTask(StrictTask):
     """A task whose message is a promise: the rules are attributes, so they hold in any app that includes the task."""
 
     abstract = True

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from celery import Task, shared_task
+from celery import shared_task
 
 from notifier import canary as canaries
 from notifier import logs, metrics, producer, runtime
@@ -14,6 +14,7 @@ from notifier.errors import DatabaseUnavailable, Unavailable
 from notifier.notification import Priority
 from notifier.redis.keys import REPLAYED
 from notifier.wire import PROBE, QUEUE_OF, REPLAY_DEAD_LETTERS, SWEEP_UNSETTLED
+from tasks.base import StrictTask
 from tasks.broker import HARD_LIMIT_S, SOFT_LIMIT_S
 from tasks.home import in_home_app
 
@@ -21,7 +22,7 @@ log = logging.getLogger("notifier.tasks")
 REPLAYED_TTL_S = 3_600
 
 
-class ControlTask(Task):
+class ControlTask(StrictTask):
     """Its message is worth nothing: beat sends another. So it is acknowledged at once, and a failure only reported."""
 
     abstract = True

@@ -36,13 +36,35 @@ def _foreign(message: dict[str, Any]) -> None:
     message["content-type"] = "application/x-python-serialize"
 
 
+def _with_body(message: dict[str, Any], body: str) -> None:
+    message["body"] = base64.b64encode(body.encode()).decode()
+
+
+def _deep(message: dict[str, Any]) -> None:
+    args, kwargs, embed = json.loads(base64.b64decode(message["body"]))
+    _with_body(message, json.dumps([args, {**kwargs, "deep": "@"}, embed]).replace('"@"', "[" * 900 + "]" * 900))
+
+
+def _impatient(message: dict[str, Any]) -> None:
+    message["headers"]["timelimit"] = "soon"
+
+
+def _anonymous(message: dict[str, Any]) -> None:
+    del message["headers"]["id"]
+
+
 SPOILT: dict[str, Callable[[dict[str, Any]], None]] = {
     "renamed": _renamed, "without": _without_user, "undecodable": _undecodable, "foreign": _foreign,
+    "empty": lambda message: _with_body(message, "[]"), "number": lambda message: _with_body(message, "5"),
+    "deep": _deep, "impatient": _impatient, "anonymous": _anonymous,
 }  # fmt: skip
 
 
 def test_what_workers_discard_is_published_again(site: Site, broker: Redis) -> None:
-    """celery/celery#6485: unknown, unreadable and undecodable messages are acknowledged and thrown away."""
+    """celery/celery#6485: unknown, unreadable and undecodable messages are acknowledged and thrown away.
+
+    Celery's own worker ends by one whose envelope is broken.
+    """
     for user, spoil in SPOILT.items():
         send_notification.delay(user, {"to": user})
         message = json.loads(broker.lpop(QUEUE))  # type: ignore[arg-type]
