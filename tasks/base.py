@@ -142,13 +142,13 @@ class NotificationTask(StrictTask):
 
 def _about(messages: Sequence[Message]) -> Mapping[str, Any]:
     """Whom a line about these is about: what they have in common, and how many they are."""
-    about = logs.of(messages[0].identity)
-    if len(messages) == 1:
-        return about
-    same = (
-        ("channel", "notification_id") if len({m.notification.notification_id for m in messages}) == 1 else ("channel",)
-    )
-    return {name: about[name] for name in same} | {"recipients": len(messages)}
+    about: dict[str, Any] = logs.of(messages[0].identity)
+    if len(messages) > 1:
+        del about["user_id"]
+        about["recipients"] = len(messages)
+        if len({message.notification.notification_id for message in messages}) > 1:
+            del about["notification_id"]
+    return about
 
 
 def _users_of(slices: Iterator[list[Notification]]) -> Iterator[str]:

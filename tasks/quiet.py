@@ -84,9 +84,8 @@ class Identify(logging.Filter):
         about = current_task.request.get("about") if current_task and current_task.request.id == task_id else None
         if about:
             tail = logs.tail_of(about)
-            vars(record).update(
-                {"notification_id": None, **about, "tail": tail}
-            )  # None: of several, the id is nobody's
+            record.notification_id = None  # of several, the id of the message is nobody's
+            vars(record).update(about, tail=tail)
             record.msg = f"{record.msg}{tail.replace('%', '%%')}"
         return True
 

@@ -42,12 +42,28 @@ def eventually(predicate: Callable[[], T], *, timeout_s: float = 20.0, interval_
         time.sleep(interval_s)
 
 
+def queued(server: Valkey, queue: str = "normal") -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Headers and kwargs of every message in a queue of a test's broker, oldest first."""
+    with Redis.from_url(server.url(1)) as client:
+        raw: Any = client.lrange(f"notifier.{queue}", 0, -1)
+    messages = [json.loads(text) for text in reversed(raw)]
+    return [(message["headers"], json.loads(base64.b64decode(message["body"]))[1]) for message in messages]
+
+
+def queued_kwargs(server: Valkey, queue: str = "normal") -> list[dict[str, Any]]:
+    """The kwargs alone."""
+    return [kwargs for _, kwargs in queued(server, queue)]
+
+
+def batches(kwargs: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a message of several batches holds, and one of one."""
+    found: list[dict[str, Any]] = kwargs.get("batches", [kwargs])
+    return found
+
+
 def published(server: Valkey) -> list[str]:
     """The notification ids in the normal queue of a test's broker, oldest first."""
-    with Redis.from_url(server.url(1)) as client:
-        messages: Any = client.lrange("notifier.normal", 0, -1)
-    kwargs = [json.loads(base64.b64decode(json.loads(raw)["body"]))[1] for raw in reversed(messages)]
-    return [batch["notification_id"] for message in kwargs for batch in message.get("batches", [message])]
+    return [batch["notification_id"] for kwargs in queued_kwargs(server) for batch in batches(kwargs)]
 
 
 def adopt_orphans() -> None:

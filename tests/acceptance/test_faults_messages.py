@@ -56,6 +56,11 @@ def _anonymous(message: dict[str, Any]) -> None:
 SPOILT: dict[str, Callable[[dict[str, Any]], None]] = {
     "renamed": _renamed, "without": _without_user, "undecodable": _undecodable, "foreign": _foreign,
     "empty": lambda message: _with_body(message, "[]"), "number": lambda message: _with_body(message, "5"),
+    "keys": lambda message: _with_body(message, '{"a": 1, "b": 2, "c": 3}'),
+    "numbers": lambda message: _with_body(message, "[5, 6, 7]"),
+    "old": lambda message: _with_body(message, '{"args": 5}'),
+    "older": lambda message: _with_body(message, '{"args": [], "kwargs": 5}'),
+    "texts": lambda message: _with_body(message, '["ab", "cd", "ef"]'),
     "deep": _deep, "impatient": _impatient, "anonymous": _anonymous,
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from celery import Celery, current_app
 from redis import Redis
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session, sessionmaker
@@ -18,6 +19,8 @@ from notifier.embedded.valkey import Valkey
 from notifier.ledger import Ledger
 from notifier.redis.state import connect_state
 from notifier.settings import Settings
+from tasks.app import create_app
+from tests.as_worker import Use
 from tests.deadletters import Bench
 from tests.receiver import SECRET, Make, Receiver, receiver
 
@@ -84,3 +87,21 @@ def make_webhook() -> Make:
         return WebhookChannel(Settings(**(values | settings)), Addresses([lookup]), Breakers())
 
     return factory
+
+
+@pytest.fixture
+def our_app(settings: Settings) -> Iterator[Use]:
+    """Make these settings the process's, and an app on its broker the current one."""
+    before = current_app._get_current_object()
+
+    def configure(**changes: object) -> Celery:
+        runtime.close()
+        changed = settings.model_copy(update=changes)
+        runtime.get(changed)
+        app = create_app(changed)
+        app.set_current()
+        return app
+
+    yield configure
+    before.set_current()
+    runtime.close()

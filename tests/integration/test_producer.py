@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import socket
 import subprocess
@@ -15,7 +14,6 @@ from dataclasses import replace
 import pytest
 from celery import Celery
 from kombu import Connection
-from redis import Redis
 
 from notifier import metrics, producer, runtime
 from notifier.embedded.rabbitmq import RabbitMQ
@@ -24,7 +22,7 @@ from notifier.errors import InvalidNotification, NotAccepted
 from notifier.notification import Notification
 from notifier.settings import Settings
 from notifier.wire import Message
-from tests.support import eventually, free_port
+from tests.support import batches, eventually, free_port, queued
 
 Use = Callable[..., Celery]
 
@@ -74,13 +72,6 @@ def note(user: str = "anna", **options: object) -> Notification:
     return Notification.create(user, {"text": "hello"}, **options)  # type: ignore[arg-type]
 
 
-def queued(server: Valkey, queue: str = "normal", db: int = 1) -> list[tuple[dict[str, object], dict[str, object]]]:
-    """(headers, kwargs) of every message in a queue, oldest first."""
-    with Redis.from_url(server.url(db)) as client:
-        messages = [json.loads(raw) for raw in reversed(client.lrange(f"notifier.{queue}", 0, -1))]  # type: ignore
-    return [(m["headers"], json.loads(base64.b64decode(m["body"]))[1]) for m in messages]
-
-
 def test_accepted_then_published_without_a_trace_of_the_payload(use: Use, valkey: Valkey) -> None:
     app = use()
     n = note(notification_id="n1")
@@ -108,11 +99,6 @@ def test_recipients_of_one_payload_travel_together(use: Use, valkey: Valkey) -> 
     assert [len(kwargs["user_ids"]) for _, kwargs in messages] == [200, 50]  # type: ignore[arg-type]
     assert [user for _, kwargs in messages for user in kwargs["user_ids"]] == users  # type: ignore[attr-defined]
     assert {headers["task"] for headers, _ in messages} == {"notifier.send_notifications"}
-
-
-def batches(kwargs: dict[str, object]) -> list[dict[str, object]]:
-    """What a message of several batches holds, and of one."""
-    return kwargs.get("batches") or [kwargs]  # type: ignore[return-value]
 
 
 def test_many_different_ones_in_one_call_travel_together(use: Use, valkey: Valkey) -> None:
