@@ -85,7 +85,7 @@ class Notification:
             notification_id=identifier,
             channel=clean_text("channel", channel, MAX_NAME),
             category=clean_text("category", category, MAX_NAME),
-            priority=_priority(priority),
+            priority=clean_priority(priority),
             ttl_us=_ttl_us(ttl),
             collapse_key="" if collapse_key is None else clean_text("collapse_key", collapse_key, MAX_ID),
             not_before_us=_instant_us(not_before),
@@ -194,12 +194,14 @@ def _clean_id(value: object) -> str:
     return clean_text("notification_id", str(value) if isinstance(value, uuid.UUID) else value, MAX_ID)
 
 
-def _priority(value: object) -> Priority:
-    text = _written("priority", value)
+def clean_priority(value: object) -> Priority:
+    """A priority by its name."""
+    if not isinstance(value, str):  # no look at its text: a thousand lists in one another have none
+        raise InvalidNotification("priority", f"must be one of {', '.join(Priority)}, not {type(value).__name__}")
     try:
-        return Priority(text)
+        return Priority(value)
     except ValueError:
-        raise InvalidNotification("priority", f"must be one of {', '.join(Priority)}, not {text!r:.50}") from None
+        raise InvalidNotification("priority", f"must be one of {', '.join(Priority)}, not {value!r:.50}") from None
 
 
 def _ttl_us(ttl: Any) -> int:

@@ -64,10 +64,10 @@ def created(call: str, user_id: object, payload: object, options: Mapping[str, A
 def notify_many(notifications: Iterable[Notification]) -> dict[str, int]:
     """Send many different ones, `Notification.create(...)` each; any iterable of any length, a thousand at a time.
 
-    Returns how many were queued, deferred, dropped, duplicate or published. Raises InvalidNotification for a channel
-    that is not installed; NotAccepted when state Redis and broker are both away: it names those of the thousand it was
-    at, the rest was not looked at. Sending the same objects again is safe, those that had been accepted are then
-    duplicates.
+    Returns how many were queued, deferred, dropped, duplicate or published. Raises InvalidNotification for what is no
+    Notification, or is for a channel that is not installed; NotAccepted when state Redis and broker are both away: it
+    names those of the thousand it was at, the rest was not looked at. Sending the same objects again is safe, those
+    that had been accepted are then duplicates.
     """
     statuses: Counter[str] = Counter()
     rest = iter(notifications)
@@ -81,7 +81,7 @@ def accept_and_publish(app: Celery, notifications: Sequence[Notification]) -> li
 
     Raises InvalidNotification for a channel that is not installed; NotAccepted, naming who was not, if both are away.
     """
-    check_channels(notifications)
+    check(notifications)
     ledger = runtime.get().ledger
     sent: list[Sending] = []
     queued: list[tuple[Priority, Message]] = []
@@ -116,8 +116,11 @@ def accept_and_publish(app: Celery, notifications: Sequence[Notification]) -> li
     return sent
 
 
-def check_channels(notifications: Iterable[Notification]) -> None:
-    """Raises InvalidNotification for a channel that is not installed."""
+def check(notifications: Sequence[Notification]) -> None:
+    """Raises InvalidNotification for what is no Notification, or is for a channel that is not installed."""
+    for n in notifications:
+        if not isinstance(n, Notification):
+            raise InvalidNotification("notifications", f"must be Notification.create(...) each, not {type(n).__name__}")
     for name in {n.channel for n in notifications}:
         if name not in channels.known():
             raise InvalidNotification("channel", f"{name!r:.80} is not one of {', '.join(sorted(channels.known()))}")

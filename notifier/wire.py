@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from notifier.errors import InvalidNotification
-from notifier.notification import Identity, Notification, Priority
+from notifier.notification import Identity, Notification, Priority, clean_priority
 
 SEND_NOTIFICATION = "notifier.send_notification"
 SEND_NOTIFICATIONS = "notifier.send_notifications"
@@ -72,7 +72,7 @@ class Message:
                 notification_id=values["notification_id"],
                 channel=values["channel"],
                 category=values["category"],
-                priority=Priority(values["priority"]),
+                priority=clean_priority(values["priority"]),
                 ttl_us=values["ttl_us"],
                 collapse_key=values["collapse_key"],
                 not_before_us=values["not_before_us"],

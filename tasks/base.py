@@ -73,7 +73,7 @@ class NotificationTask(StrictTask):
         for notifications in slices:
             notification_id = notifications[0].notification_id
             if app.conf.task_always_eager:
-                producer.check_channels(notifications)
+                producer.check(notifications)
                 result = self.apply(kwargs={"notifications": notifications}, task_id=notification_id)
                 continue
             try:
@@ -88,7 +88,7 @@ class NotificationTask(StrictTask):
         if self.request.called_directly or self.request.is_eager:
             ready = kwargs.get("notifications")
             for notifications in [ready] if ready else self.read_call(args, kwargs):
-                producer.check_channels(notifications)
+                producer.check(notifications)
                 runtime.get().pipeline.handle([Message(notification) for notification in notifications])
             return
         redelivered = bool((self.request.delivery_info or {}).get("redelivered"))

@@ -137,8 +137,9 @@ def checked(message: Message) -> Message:
     if not isinstance(n.user_id, str):  # a call may name one by a number, a message may not
         raise InvalidNotification("user_id", f"must be a str, not {type(n.user_id).__name__}")
     clean_recipient(n.user_id, n.notification_id)
-    if n.collapse_key != "":
-        clean_text("collapse_key", n.collapse_key, MAX_ID)
+    for name, text, longest in (("collapse_key", n.collapse_key, MAX_ID), ("epoch", message.epoch, MAX_NAME)):
+        if text != "":
+            clean_text(name, text, longest)
     clean_text("payload", n.body, MAX_BODY_BYTES)
     for name, value in (("ttl_us", n.ttl_us), ("not_before_us", n.not_before_us), ("accepted_us", message.accepted_us)):
         if type(value) is not int or not 0 <= value < EXACT:
@@ -146,8 +147,6 @@ def checked(message: Message) -> Message:
     for name, flag in (("chosen", n.chosen), ("unledgered", message.unledgered), ("again", message.again)):
         if type(flag) is not bool:
             raise InvalidNotification(name, "must be true or false")
-    if not isinstance(message.epoch, str) or len(message.epoch) > MAX_NAME:
-        raise InvalidNotification("epoch", f"must be a str of at most {MAX_NAME} characters")
     if not message.accepted_us:  # no producer of ours made this text, which is spliced into frames
         return replace(message, notification=replace(n, body=_rewritten(n.body)))
     if not n.body.isascii() or "\n" in n.body or "\r" in n.body:  # a line break would end a frame of an event stream

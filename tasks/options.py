@@ -48,7 +48,10 @@ def _ttl(expires: Any, not_before: Any, now: datetime) -> Any:
     """Celery counts `expires` from the call, we count `ttl` from not_before."""
     seconds = (_aware("expires", expires) - now).total_seconds() if isinstance(expires, datetime) else expires
     if isinstance(not_before, datetime) and isinstance(seconds, (int, float)) and not_before.utcoffset() is not None:
-        seconds -= max(0.0, (not_before - now).total_seconds())
+        try:
+            seconds -= max(0.0, (not_before - now).total_seconds())
+        except OverflowError:  # an int beyond what a float holds
+            raise InvalidNotification("expires", "must be a number of seconds, of at most ten years") from None
     return seconds
 
 

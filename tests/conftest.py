@@ -14,6 +14,7 @@ import pytest
 from kombu import Connection
 from redis import Redis
 
+import tests.effort  # noqa: F401  for every test that uses Hypothesis
 from notifier.deadletters.migrate import upgrade as migrate
 from notifier.embedded.postgres import Postgres
 from notifier.embedded.rabbitmq import RabbitMQ, missing

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
+import math
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta, timezone
+from itertools import combinations, product
 from typing import Any
+from uuid import UUID
 
 from hypothesis import strategies as st
 
@@ -42,6 +46,26 @@ objects = (
     | st.sampled_from([timedelta.max, timedelta.min, object(), Ellipsis, int, {1: 2}, {(): ()}, {1, 2}, b"\xff", 1j])
     | st.tuples(json_values)
 )
+
+# One of each kind that a rare combination would meet: for tests of every pair of arguments.
+ODD_JSON: tuple[Any, ...] = (
+    *(None, True, 0, -1, 2.5, 2**53, 10**400, 10**5_000, math.nan, math.inf, 1e308, "", "\0", "\ud800", "x" * 70_000),
+    *([], {}, [[]], {"a": {}}, nested(600), nested(5_000)),
+)
+ODD: tuple[Any, ...] = (
+    *ODD_JSON,
+    *(object(), b"\xff", 1j, {1: 2}, {1, 2}, int, timedelta.max, timedelta.min, timedelta(0), UUID(int=7)),
+    *(datetime.max, datetime.min, datetime.max.replace(tzinfo=UTC), datetime.min.replace(tzinfo=UTC)),
+    *(datetime.max.replace(tzinfo=timezone(-timedelta(hours=23))), datetime.min.replace(tzinfo=timezone.max)),
+)
+
+
+def pairs(names: Sequence[str], values: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """Every two names with every two values."""
+    for first, second in combinations(names, 2):
+        for one, other in product(values, repeat=2):
+            yield {first: one, second: other}
+
 
 _deep = st.builds(
     lambda n, a, b: a * n + b * n, st.sampled_from([10, 900, 30_000]), st.just("["), st.sampled_from("] ")

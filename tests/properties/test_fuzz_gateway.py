@@ -15,7 +15,7 @@ from notifier.gateway.app import last_id_of
 from notifier.gateway.auth import MAX_TOKEN, Auth, Refused, make_token
 from notifier.gateway.feed import PING, Message, heard, is_id, order, parse_push, parse_read
 from notifier.gateway.wires import event_of
-from tests.properties.anything import json_texts, json_values, texts
+from tests.properties.anything import ODD_JSON, json_texts, json_values, pairs, texts
 
 SECRET, OTHER = "s" * 40, "t" * 40
 LAST = 2**64 - 1  # of each half of a stream's id
@@ -81,6 +81,18 @@ def test_a_client_is_refused_in_our_words_or_let_in_by_a_signed_token(
         assert 1 <= len(session.user_id) <= 512
         assert math.isfinite(session.expires_s)
         assert "origin" not in given_headers or by is open_auth or "shop.example" in given_headers["origin"]
+
+
+def test_every_pair_of_odd_claims_is_refused_in_our_words_or_let_in() -> None:
+    for odd in pairs(("sub", "exp", "nbf", "iat", "iss", "aud", "live", "jti", "crit"), ODD_JSON[:-2]):  # not nested
+        for by in (auth, open_auth):
+            token = signed({"sub": "ann", "exp": 4_000_000_000, **odd}, SECRET)
+            try:
+                session = by.check({"authorization": f"Bearer {token}"})
+            except Refused:
+                continue
+            assert 1 <= len(session.user_id) <= 512
+            assert math.isfinite(session.expires_s)
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=512))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
 import hiredis
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from notifier.notification import Identity, Notification, Priority
 from notifier.wire import Message, batch_from_kwargs, batch_to_kwargs, pack_meta, unpack
 from tasks.notifications import checked
-from tests.properties.anything import json_texts, json_values, nested, texts
+from tests.properties.anything import ODD_JSON, json_texts, json_values, nested, pairs, texts
 from tests.properties.test_fuzz_notification import bounded
 
 REFUSED = (AttributeError, KeyError, TypeError, ValueError)  # what NotificationTask.work expects
@@ -59,33 +60,66 @@ def usable(message: Message) -> bool:
     return True
 
 
+def refused_or_usable(kwargs: dict[str, Any]) -> Message | None:
+    """None: refused."""
+    try:
+        message = checked(Message.from_kwargs(kwargs))
+    except REFUSED:
+        return None
+    assert usable(message)
+    return message
+
+
+def test_every_pair_of_odd_fields_is_refused_or_usable() -> None:
+    whole = {"user_id": "ann", "notification_id": "n-1", "body": "1", "accepted_us": 7}
+    for fields_of_it in pairs(("user_id", *fields), ODD_JSON):
+        for rest in ({}, whole):
+            refused_or_usable({**rest, **fields_of_it})
+
+
 @given(one)
 @example({"user_id": "ann", "notification_id": "n-1", "body": "[" * 60_000})
 @example({"user_id": "ann", "notification_id": "n-1", "body": '"\n"', "accepted_us": 7})
 @example({"user_id": 7, "notification_id": "n-1", "body": "1", "accepted_us": 7})
 @example({"user_id": "ann", "payload": nested(400)})
 def test_one_is_refused_or_usable(kwargs: dict[str, Any]) -> None:
-    try:
-        message = checked(Message.from_kwargs(kwargs))
-    except REFUSED:
-        return
-    assert usable(message)
-    if message.accepted_us:
+    message = refused_or_usable(kwargs)
+    if message and message.accepted_us:
         sent = json.loads(json.dumps(message.to_kwargs()))
         assert checked(Message.from_kwargs(sent)) == message
+
+
+def all_refused_or_usable(kwargs: dict[str, Any]) -> list[Message]:
+    """Empty: refused, or to nobody."""
+    try:
+        messages = [checked(message) for message in batch_from_kwargs(kwargs)]
+    except REFUSED:
+        return []
+    assert isinstance(kwargs["user_ids"], list)
+    assert len(messages) == len(kwargs["user_ids"])
+    assert all(usable(message) for message in messages)
+    return messages
+
+
+def test_every_pair_of_odd_fields_of_many_is_refused_or_usable() -> None:
+    whole = {
+        "user_ids": ["ann", "bob"],
+        "epochs": ["e1", "e2"],
+        "notification_id": "n-1",
+        "body": "1",
+        "accepted_us": 7,
+    }
+    for odd in pairs(("user_ids", "epochs", *fields), ODD_JSON):
+        all_refused_or_usable({**whole, **odd})
+    for user, epoch in product(ODD_JSON, ODD_JSON):
+        all_refused_or_usable({**whole, "user_ids": [user, "ann"], "epochs": [epoch, "e1"]})
 
 
 @given(many)
 @example({"user_ids": "ann", "payload": 1})
 @example({"user_ids": {"ann": 1}, "payload": 1})
 def test_many_are_refused_or_usable(kwargs: dict[str, Any]) -> None:
-    try:
-        messages = [checked(message) for message in batch_from_kwargs(kwargs)]
-    except REFUSED:
-        return
-    assert isinstance(kwargs["user_ids"], list)
-    assert len(messages) == len(kwargs["user_ids"])
-    assert all(usable(message) for message in messages)
+    messages = all_refused_or_usable(kwargs)
     if messages and messages[0].accepted_us:
         sent = json.loads(json.dumps(batch_to_kwargs(messages)))
         assert [checked(message) for message in batch_from_kwargs(sent)] == messages

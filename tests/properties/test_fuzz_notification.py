@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+from itertools import product
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from notifier.notification import (
     Priority,
 )
 from tasks.options import translate
-from tests.properties.anything import CANARY, json_texts, json_values, objects, texts
+from tests.properties.anything import CANARY, ODD, json_texts, json_values, objects, pairs, texts
 
 OPTIONS = ("channel", "category", "notification_id", "priority", "ttl", "collapse_key", "not_before")
 good: dict[str, st.SearchStrategy[Any]] = {
@@ -94,15 +95,29 @@ def test_what_is_accepted_arrives_as_it_was_said(payload: Any) -> None:
     assert Notification.create("ann", json.loads(n.body)).body == n.body
 
 
-celery_options = st.fixed_dictionaries(
-    {}, optional=dict.fromkeys(("countdown", "eta", "expires", "priority", "link", "queue"), objects)
-)
+CELERYS = ("countdown", "eta", "expires", "priority", "link", "queue")
+celery_options = st.fixed_dictionaries({}, optional=dict.fromkeys(CELERYS, objects))
 
 
 @given(options, celery_options, st.none() | texts)
 def test_celerys_options_are_refused_by_name_or_become_ours(
     kwargs: dict[str, Any], given_options: dict[str, Any], task_id: str | None
 ) -> None:
+    translated(kwargs, given_options, task_id)
+
+
+def test_every_pair_of_odd_arguments_is_refused_by_name_or_fits() -> None:
+    for given_options in pairs(OPTIONS, ODD):
+        translated(given_options, {}, None)
+    for given_options in pairs(CELERYS, ODD):
+        translated({}, given_options, None)
+    for name, option in product(OPTIONS, CELERYS):
+        for value, other in product(ODD, ODD):
+            translated({name: value}, {option: other}, "t-1")
+
+
+def translated(kwargs: dict[str, Any], given_options: dict[str, Any], task_id: str | None) -> None:
+    """Refused, or bounded."""
     try:
         n = Notification.create("ann", 1, **translate(dict(kwargs), task_id, given_options))
     except InvalidNotification as error:

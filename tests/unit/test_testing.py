@@ -16,7 +16,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from notifier import Notification, anotify, anotify_many, notify, notify_many, producer, runtime, send_in
+from notifier import Notification, anotify, anotify_many, notify, notify_many, producer, runtime, send_in, send_many_in
 from notifier.errors import InvalidNotification, InvalidRecipients
 from notifier.testing import SentNotification, SentNotifications, recording
 from tasks import send_notification, send_notifications
@@ -83,6 +83,15 @@ def test_what_production_refuses_is_refused(sent_notifications: SentNotification
             send(1, {1: 2})
         with pytest.raises(InvalidNotification, match="channel: 'pigeon' is not one of"):
             send(1, 1, channel="pigeon")
+    with Session(create_engine("sqlite://")) as session:
+        for send_many in (
+            notify_many,
+            lambda many: asyncio.run(anotify_many(many)),
+            lambda many: send_many_in(session, many),
+        ):
+            with pytest.raises(InvalidNotification, match=r"notifications: must be Notification.create.* not dict"):
+                send_many([Notification.create(1, 1), {"user_id": 1, "payload": 1}])  # type: ignore[list-item]
+        session.commit()
     assert len(sent_notifications) == 0
 
 
