@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import lru_cache
 from inspect import signature
 from itertools import islice
 from typing import Any, TypeVar
@@ -151,13 +152,27 @@ def checked(message: Message) -> Message:
         return replace(message, notification=replace(n, body=_rewritten(n.body)))
     if not n.body.isascii() or "\n" in n.body or "\r" in n.body:  # a line break would end a frame of an event stream
         raise InvalidNotification("body", "must be ASCII, on one line")
+    _json_of(n.body)
     return message
 
 
 def _rewritten(body: str) -> str:
     """A stranger's JSON text as we write it. Raises InvalidNotification, or ValueError."""
+    return canonical_body(_json_of(body))
+
+
+def _no_json(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_json)
+
+
+@lru_cache(maxsize=1)  # the recipients of a message share one body
+def _json_of(body: str) -> Any:
+    """Raises ValueError, or InvalidNotification."""
     try:
-        return canonical_body(json.loads(body))
+        return _JSON.decode(body)
     except RecursionError:
         raise InvalidNotification("body", "is nested too deep") from None
 

@@ -80,6 +80,8 @@ def test_every_pair_of_odd_fields_is_refused_or_usable() -> None:
 @given(one)
 @example({"user_id": "ann", "notification_id": "n-1", "body": "[" * 60_000})
 @example({"user_id": "ann", "notification_id": "n-1", "body": '"\n"', "accepted_us": 7})
+@example({"user_id": "ann", "notification_id": "n-1", "body": ":", "accepted_us": 7})
+@example({"user_id": "ann", "notification_id": "n-1", "body": "[NaN]", "accepted_us": 7})
 @example({"user_id": 7, "notification_id": "n-1", "body": "1", "accepted_us": 7})
 @example({"user_id": "ann", "payload": nested(400)})
 def test_one_is_refused_or_usable(kwargs: dict[str, Any]) -> None:
