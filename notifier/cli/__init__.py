@@ -7,6 +7,8 @@ matters to the commands that need it.
 from __future__ import annotations
 
 import importlib
+import io
+import sys
 from typing import Any
 
 import click
@@ -115,3 +117,5 @@ def main() -> None:
 
     Settings come from NOTIFIER_ variables, then .env, then a running `notifier up`; `notifier config` lists them.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what its encoding cannot say is escaped, as on stderr
+        sys.stdout.reconfigure(errors="backslashreplace")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from notifier.cli.numbers import Number
 from notifier.cli.output import console, emit_json, example, plain_table
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ LINE_EVERY_S = 5.0
 @click.command(
     epilog=example("notifier demo", "notifier demo --open --keep", "notifier demo --seconds 60 --json | tail -1")
 )
-@click.option("--seconds", type=click.FloatRange(1, 86_400), default=20, show_default=True, help="How long to send.")
+@click.option("--seconds", type=Number(1, 86_400), default=20, show_default=True, help="How long to send.")
 @click.option("--open", "open_page", is_flag=True, help="Open the live page in a browser.")
 @click.option("--keep", is_flag=True, help="Leave everything running after the count, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="End with the result as one JSON object on one line.")

@@ -8,6 +8,7 @@ import click
 from rich.progress import Progress
 
 from notifier.cli.limits import LimitType
+from notifier.cli.numbers import Number
 from notifier.cli.output import console, emit_json, example, plain_table
 from notifier.lab.simulate_report import TRAFFICS, Report, plot, run, suggestion
 from notifier.limit import Limit
@@ -26,13 +27,11 @@ from notifier.settings import Settings
 @click.option("--processes", type=click.IntRange(1, 10_000), default=1_000, show_default=True)
 @click.option("--users", type=click.IntRange(1, 100_000_000), default=1_000_000, show_default=True)
 @click.option("--traffic", type=click.Choice(TRAFFICS), default="skewed", show_default=True, help="Who is asked for.")
-@click.option(
-    "--rate", type=click.FloatRange(0.001, 1e6), default=1_000.0, show_default=True, help="Requests a second."
-)
-@click.option("--seconds", type=click.FloatRange(1, 86_400), default=60.0, show_default=True, help="Simulated time.")
+@click.option("--rate", type=Number(0.001, 1e6), default=1_000.0, show_default=True, help="Requests a second.")
+@click.option("--seconds", type=Number(1, 86_400), default=60.0, show_default=True, help="Simulated time.")
 @click.option("--seed", type=int, default=1, show_default=True, help="The same seed draws the same traffic.")
 @click.option(
-    "--overshoot", type=float, help="Suggest a local bucket that keeps every user below this many tokens more."
+    "--overshoot", type=Number(0), help="Suggest a local bucket that keeps every user below this many tokens more."
 )
 @click.option("--plot", "plot_to", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture (SVG).")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
+from notifier.cli.numbers import Number
 from notifier.cli.output import emit_json, example
 
 
 @click.command(epilog=example("notifier token 42", "notifier token 42 --ttl 86400 --json"))
 @click.argument("user")
-@click.option("--ttl", type=click.FloatRange(1, 315_360_000), default=3_600, show_default=True, metavar="SECONDS")
+@click.option("--ttl", type=Number(1, 315_360_000), default=3_600, show_default=True, metavar="SECONDS")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: user, token, ttl_s.")
 def command(user: str, ttl: float, as_json: bool) -> None:
     """Print a token with which USER's feed can be read at the gateway, signed with NOTIFIER_SECRET.

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from notifier.cli.numbers import Number
 from notifier.cli.output import console, emit_json, example
 from notifier.cli.status import PATIENCE_S, degraded
 from notifier.cli.top_figures import Figures, Look, booked, figures, look
@@ -42,9 +43,7 @@ PLAIN_WIDTH = 100
     metavar="URL",
     help="A /metrics to scrape, one for each host [default: the gateway of the settings].",
 )
-@click.option(
-    "--interval", type=click.FloatRange(0.2, 3_600), default=1.0, show_default=True, help="Seconds between looks."
-)
+@click.option("--interval", type=Number(0.2, 3_600), default=1.0, show_default=True, help="Seconds between looks.")
 @click.option("--once", is_flag=True, help="Look twice, an interval apart, print, and end.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on one line for each look.")
 def command(urls: tuple[str, ...], interval: float, once: bool, as_json: bool) -> None:

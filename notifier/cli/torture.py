@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from notifier.cli.numbers import Number
 from notifier.cli.output import console, emit_json, example, plain_table
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ MEANINGS = {
         "NOTIFIER_USER_LIMIT='5/s burst 20' notifier torture --seed 7 --keep torture-7",
     )
 )
-@click.option("--seconds", type=click.FloatRange(1, 86_400), default=60, show_default=True, help="How long.")
+@click.option("--seconds", type=Number(1, 86_400), default=60, show_default=True, help="How long.")
 @click.option(
     "--seed", type=click.IntRange(0), default=None, help="Makes the faults and the load; random if not given."
 )

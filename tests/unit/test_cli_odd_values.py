@@ -1,0 +1,78 @@
+"""Whatever a command is given, it says what is wrong with it and ends; it never ends in a traceback."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from notifier.cli import main
+from tests.support import free_port
+from tests.unit.test_cli_commands import every_command
+
+ODD = (
+    *("", " ", "nan", "inf", "-inf", "-1", "0", "1e400", "1.5", "9" * 20, "9" * 5_000, "\u0661", "true", "null", "-"),
+    *("--", "a" * 70_000, "\u00e9" * 600, "\udcff", "\n", "\x1b[31m", "%", "%s", "*", "2/s", "{}", "[", '"x"', "../.."),
+)
+LASTING = {"up", "demo", "worker", "beat", "gateway", "torture", "simulate", "listen", "top"}  # parsed here, not run
+
+
+def command_of(path: tuple[str, ...]) -> click.Command:
+    command: click.Command = main
+    for name in path:
+        assert isinstance(command, click.Group)
+        below = command.get_command(click.Context(command), name)
+        assert below is not None
+        command = below
+    return command
+
+
+def odd_calls(command: click.Command) -> list[list[str]]:
+    """Each argument and each option with every odd value, the rest sound."""
+    arguments = [p for p in command.params if isinstance(p, click.Argument)]
+    options = [p for p in command.params if isinstance(p, click.Option) and not p.is_flag]
+    sound = ['"x"' if "payload" in str(argument.name) else "ann" for argument in arguments]
+    return [
+        *([*sound[:place], odd, *sound[place + 1 :]] for place in range(len(arguments)) for odd in ODD),
+        *([f"{option.opts[-1]}={odd}", *sound] for option in options for odd in ODD),
+    ]
+
+
+COMMANDS = [path for path in every_command() if path and not isinstance(command_of(path), click.Group)]
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_odd_values_are_refused_or_taken(path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = f"127.0.0.1:{free_port()}"
+    for name, value in {
+        "REDIS_URL": f"redis://{nobody}/0",
+        "BROKER_URL": f"redis://{nobody}/0",
+        "DATABASE_URL": f"postgresql://nobody@{nobody}/nothing",
+        "SECRET": "s" * 40,
+    }.items():
+        monkeypatch.setenv(f"NOTIFIER_{name}", value)
+    for call in odd_calls(command_of(path)):
+        told = [argument[:40] for argument in call]
+        if path[0] in LASTING:
+            try:
+                taken = command_of(path).make_context(path[-1], list(call)).params
+            except click.UsageError:
+                continue
+            assert not any(isinstance(value, float) and math.isnan(value) for value in taken.values()), told
+        else:
+            result = CliRunner().invoke(main, [*path, *call], input="")
+            assert result.exception is None or isinstance(result.exception, SystemExit), (told, result.exception)
+            assert "Traceback" not in result.output, told
+
+
+def test_what_an_encoding_cannot_say_is_escaped() -> None:
+    code = "import sys\nfrom notifier.cli import main\nmain(['doctor', '--app', 'caf\\u0113'], standalone_mode=False)\n"
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONIOENCODING": "latin-1"}, check=False
+    )
+    assert r"caf\u0113 cannot be loaded" in run.stdout
+    assert "Traceback" not in run.stderr
