@@ -6,6 +6,7 @@ matters to the commands that need it.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import sys
@@ -84,6 +85,11 @@ class LazyGroup(click.Group):
             raise click.ClickException(_with_way_out(error, ctx.invoked_subcommand)) from error
         except ModuleNotFoundError as error:
             raise click.ClickException(str(_missing(error, ctx.invoked_subcommand or "this"))) from error
+        except OSError as error:
+            if error.filename is None and error.errno != errno.ENOSPC:
+                raise
+            where = f"{click.format_filename(error.filename)}: " if error.filename else ""
+            raise click.ClickException(f"{where}{error.strerror}") from error
 
 
 def _with_way_out(error: NotifierError, command: str | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TextIO
 
 import click
 from rich.progress import Progress
@@ -33,7 +33,9 @@ from notifier.settings import Settings
 @click.option(
     "--overshoot", type=Number(0), help="Suggest a local bucket that keeps every user below this many tokens more."
 )
-@click.option("--plot", "plot_to", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture (SVG).")
+@click.option(
+    "--plot", "plot_to", type=click.File("w", "utf-8", lazy=False, atomic=True), help="Write a picture (SVG) there."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(
     limit: Limit | None,
@@ -45,7 +47,7 @@ def command(
     seconds: float,
     seed: int,
     overshoot: float | None,
-    plot_to: Path | None,
+    plot_to: TextIO | None,
     as_json: bool,
 ) -> None:
     """Simulate the limiter: how much is decided without Redis, and how far any user gets over the limit.
@@ -68,7 +70,7 @@ def command(
 
         report = run(settings, traffic, processes, users, rate, seconds, seed, progress)
     if plot_to is not None:
-        plot_to.write_text(plot(report, settings.user_limit, seconds), encoding="utf-8")
+        plot_to.write(plot(report, settings.user_limit, seconds))
     advice = None if overshoot is None else suggestion(settings, processes, overshoot)
     if as_json:
         emit_json({**report.plain(), **({} if advice is None else {"suggested_local_bucket": advice})})

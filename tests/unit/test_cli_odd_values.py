@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -76,3 +77,17 @@ def test_what_an_encoding_cannot_say_is_escaped() -> None:
     )
     assert r"caf\u0113 cannot be loaded" in run.stdout
     assert "Traceback" not in run.stderr
+
+
+def test_a_full_disk_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        run = subprocess.run(
+            [sys.executable, "-m", "notifier", "config"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (run.returncode, run.stderr) == (1, "Error: No space left on device\n")
+
+
+def test_a_picture_that_cannot_be_written_is_refused_before_the_work() -> None:
+    result = CliRunner().invoke(main, ["simulate", "--plot", "nowhere/curve.svg", "--seconds", "86400"])
+    assert result.exit_code == 2
+    assert "'nowhere/curve.svg': No such file or directory" in result.output
