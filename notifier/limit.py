@@ -32,7 +32,9 @@ class Limit:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the notation. Raises ValueError with the reason and a form that would do."""
+        """Read the notation. Raises ValueError with the reason and a form that would do; TypeError for no str."""
+        if not isinstance(text, str):
+            raise TypeError(f"a limit is written as a str, e.g. '2/s burst 10', not as {type(text).__name__}")
         if len(text) > LONGEST:
             raise ValueError(f"a limit of {len(text):,} characters; write e.g. '2/s burst 10'")
         words = " ".join(text.split()).lower()

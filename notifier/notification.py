@@ -120,6 +120,11 @@ def clean_recipient(user_id: object, notification_id: str) -> str:
     return user
 
 
+def clean_identity(user_id: object, channel: object, notification_id: object) -> Identity:
+    """The identity of one that was sent. Raises InvalidNotification."""
+    return Identity(clean_user_id(user_id), clean_text("channel", channel, MAX_NAME), _clean_id(notification_id))
+
+
 def canonical_body(payload: object) -> str:
     """The payload's one JSON text: ASCII, no spaces, the caller's key order. That text travels everywhere."""
     try:

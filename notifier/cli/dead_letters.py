@@ -20,7 +20,7 @@ from notifier.cli.output import rows as aligned
 from notifier.deadletters.manage import Done, Filter, Manager, Summary, forecast_s
 from notifier.deadletters.schema import Row, State, instant
 from notifier.licence import Reason
-from notifier.notification import MAX_USER_ID, clean_text
+from notifier.notification import MAX_USER_ID, clean_identity, clean_text
 from notifier.runtime import Runtime
 from notifier.settings import Settings
 
@@ -189,7 +189,8 @@ def list_rows(which: Filter, limit: int, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(user_id: str, notification_id: str, channel: str, payload: bool, as_json: bool) -> None:
     """Show one dead letter."""
-    which = Filter(user_id=user_id, notification_id=notification_id, channel=channel)
+    identity = clean_identity(user_id, channel, notification_id)
+    which = Filter(**identity._asdict())
     with _parts() as parts:
         rows = next(Manager(parts.store, parts.ledger).pages(which, bodies=payload, size=1), [])
     if not rows:

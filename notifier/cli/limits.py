@@ -9,7 +9,7 @@ import click
 from notifier.cli.output import console, emit_json, example, plain_table
 from notifier.limit import Limit
 from notifier.limits.overrides import Editor
-from notifier.notification import MAX_NAME, clean_user_id
+from notifier.notification import MAX_NAME, clean_text, clean_user_id
 from notifier.settings import Settings
 
 
@@ -80,9 +80,9 @@ def set_(words: tuple[str, ...], category: str | None, channel: str) -> None:
     limit = LimitType().convert(words[-1], None, None)
     with contextlib.closing(Editor(Settings())) as editor:
         if category is not None:
-            editor.set_category(_name(category), channel, limit)
+            editor.set_category(category, channel, limit)
         else:
-            editor.set_user(clean_user_id(words[0]), channel, limit)
+            editor.set_user(words[0], channel, limit)
     click.echo(f"{category or words[0]}: {limit} on {channel}")
 
 
@@ -109,13 +109,7 @@ def unset(user: str | None, category: str | None, channel: str) -> None:
 def _one_of(user: str | None, category: str | None) -> str:
     if (user is None) == (category is None):
         raise click.UsageError("name either a USER or a --category")
-    return clean_user_id(user) if category is None else _name(category)
-
-
-def _name(category: str) -> str:
-    if not 1 <= len(category) <= MAX_NAME:
-        raise click.BadParameter(f"must have 1 to {MAX_NAME} characters", param_hint="--category")
-    return category
+    return clean_user_id(user) if category is None else clean_text("category", category, MAX_NAME)
 
 
 def _overview(settings: Settings, editor: Editor, channel: str, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from notifier.deadletters.manage import Filter, Manager
 from notifier.deadletters.schema import Row, State, instant
 from notifier.errors import DatabaseUnavailable
 from notifier.licence import Reason
-from notifier.notification import MAX_ID, MAX_NAME, WEBSOCKET, Identity, clean_text, clean_user_id
+from notifier.notification import WEBSOCKET, Identity, clean_identity
 from notifier.redis.keys import done_key, identity_part, prefix_of, user_key
 from notifier.redis.state import call
 from notifier.runtime import Runtime
@@ -89,9 +89,7 @@ def command(user: str, notification_id: str, channel: str, as_json: bool) -> Non
 
     Exit code 1 if nothing is known of it.
     """
-    identity = Identity(
-        clean_user_id(user), clean_text("channel", channel, MAX_NAME), clean_text("ID", notification_id, MAX_ID)
-    )
+    identity = clean_identity(user, channel, notification_id)
     runtime = Runtime(Settings())
     try:
         story = tell(runtime, identity)

@@ -15,7 +15,7 @@ from notifier.deadletters.schema import Kept, Row, State, dead_letters
 from notifier.deadletters.sql import COLUMNS
 from notifier.deadletters.store import BATCH, Store
 from notifier.licence import End, Reason
-from notifier.notification import Identity
+from notifier.notification import Identity, clean_identity
 from notifier.settings import Settings
 
 if TYPE_CHECKING:
@@ -199,12 +199,13 @@ class Manager:
             progress(len(page))
         return Done(changed, skipped)
 
-    def cancel(self, user_id: str, notification_id: str, channel: str = "websocket") -> bool:
+    def cancel(self, user_id: object, notification_id: object, channel: str = "websocket") -> bool:
         """Drop one that is queued, waits or is scheduled; of send_in from the commit on.
 
         False: it has ended, is parked, or is unknown. A call of a channel outside that has begun is not called back.
+        Raises InvalidNotification.
         """
-        identity = Identity(user_id, channel, notification_id)
+        identity = clean_identity(user_id, channel, notification_id)
         if not self._ledger.cancel(identity) and not self._cancel_row(identity):
             return False
         self._store.finish([identity])

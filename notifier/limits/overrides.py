@@ -8,7 +8,7 @@ from typing import Any
 from notifier.errors import LimiterUnavailable, NotifierError
 from notifier.limit import Limit
 from notifier.limits.shared import Server
-from notifier.notification import clean_user_id
+from notifier.notification import MAX_NAME, clean_text, clean_user_id
 from notifier.redis import keys
 from notifier.redis.breaker import kind_of
 from notifier.redis.client import Command
@@ -50,10 +50,15 @@ def _limit(value: bytes) -> Limit:
     return Limit(emission_us, burst)
 
 
+def _bucket(user_id: str, channel: str) -> str:
+    return keys.user_key("bucket", clean_user_id(user_id), clean_text("channel", channel, MAX_NAME))
+
+
 class Editor:
     """Reads and writes overrides. All processes act on a change within a second.
 
-    Every method raises LimiterUnavailable if the limiter's Redis cannot be asked.
+    Every method raises InvalidNotification for what is no user id or name, and LimiterUnavailable if the limiter's
+    Redis cannot be asked.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -63,7 +68,7 @@ class Editor:
 
     def user(self, user_id: str, channel: str) -> Limit | None:
         """The user's override on a channel, if there is one."""
-        (value,) = self._call([("GET", keys.user_key("bucket", clean_user_id(user_id), channel))])
+        (value,) = self._call([("GET", _bucket(user_id, channel))])
         return _limit(value) if value is not None and b" " in value else None
 
     def set_user(self, user_id: str, channel: str, limit: Limit | None) -> None:
@@ -71,7 +76,7 @@ class Editor:
 
         What he has used stays used; a debt is forgiven.
         """
-        key = keys.user_key("bucket", clean_user_id(user_id), channel)
+        key = _bucket(user_id, channel)
         default = self._settings.user_limit_of(channel)
         new = limit or default
         numbers = (new.emission_us, new.burst, default.emission_us, int(limit is not None))
@@ -85,6 +90,8 @@ class Editor:
 
     def set_category(self, category: str, channel: str, limit: Limit | None) -> None:
         """Give a category a limit and buckets of its own, or with None let it share the users' ordinary ones."""
+        clean_text("channel", channel, MAX_NAME)
+        clean_text("category", category, MAX_NAME)
         name = f"category:{len(channel)}:{channel}:{category}"
         if limit is None:
             self._change(("HDEL", CONFIG_KEY, name))

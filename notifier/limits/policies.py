@@ -5,7 +5,7 @@ from __future__ import annotations
 from notifier.limit import Limit
 from notifier.limits.overrides import Overrides
 from notifier.limits.policy import ChannelPolicy, Policy
-from notifier.notification import MAX_NAME
+from notifier.notification import MAX_NAME, clean_text
 from notifier.settings import Settings
 
 MAX_ALIASES = 4_096  # categories are the callers' to invent
@@ -24,10 +24,9 @@ class Policies:
         self._policies: dict[tuple[str, str | None], Policy] = {}
 
     def find(self, channel: str, category: str) -> Policy:
-        """Raises ValueError for a channel or category that is no name."""
-        for what, name in (("channel", channel), ("category", category)):
-            if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
-                raise ValueError(f"{what} must be a str of 1 to {MAX_NAME} characters, not {name!r:.80}")
+        """Raises InvalidNotification for a channel or category that is no name."""
+        clean_text("channel", channel, MAX_NAME)
+        clean_text("category", category, MAX_NAME)
         limit = self._overrides.categories.get((channel, category))
         bucket = (channel, None if limit is None else category)
         policy = self._policies.get(bucket)

@@ -14,7 +14,7 @@ from notifier.deadletters.erase import erase
 from notifier.deadletters.manage import Backlog, Done, Filter, Manager, forecast_s
 from notifier.deadletters.schema import Row
 from notifier.deadletters.store import Store
-from notifier.errors import StateUnavailable
+from notifier.errors import InvalidNotification, StateUnavailable
 from notifier.ledger import Ledger
 from notifier.licence import Deferred
 from notifier.limit import Limit
@@ -178,6 +178,14 @@ def test_cancel_takes_what_waits_and_what_is_scheduled(make_bench: MakeBench) ->
     assert not manager(bench).cancel("anna", "unknown")
     assert bench.store.counts() == (0, 0)
     assert bench.ledger.counts().dropped == 2
+
+
+def test_cancel_takes_the_user_id_of_the_call_and_refuses_what_is_none(make_bench: MakeBench) -> None:
+    bench = make_bench(user_limit="off")
+    bench.deny("42", 1, notification_id="a")
+    assert manager(bench).cancel(42, "a")
+    with pytest.raises(InvalidNotification, match="notification_id: contains a lone surrogate"):
+        manager(bench).cancel("42", "\ud800")
 
 
 def test_parked_rows_are_dropped_after_their_retention_and_counted(make_bench: MakeBench) -> None:

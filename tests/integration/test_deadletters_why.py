@@ -130,5 +130,5 @@ def test_without_the_table_the_rest_is_told(
 
 def test_what_is_asked_for_is_checked_and_moves_no_cursor(why: Any) -> None:
     assert "channel: " in why("anna", "n1", "--channel", "\udcff", code=1)
-    assert "ID: " in why("anna", "n" * 201, code=1)
+    assert "notification_id: " in why("anna", "n" * 201, code=1)
     assert why("a\x1b[31m", "n\n1", code=1).splitlines()[0] == "n\\n1 to user a\\x1b[31m on websocket"

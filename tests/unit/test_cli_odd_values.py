@@ -37,6 +37,8 @@ def odd_calls(command: click.Command) -> list[list[str]]:
     arguments = [p for p in command.params if isinstance(p, click.Argument)]
     options = [p for p in command.params if isinstance(p, click.Option) and not p.is_flag]
     sound = ['"x"' if "payload" in str(argument.name) else "ann" for argument in arguments]
+    if command.name == "set":  # [USER] LIMIT, in one argument
+        arguments, sound = arguments * 2, ["ann", "2/s"]
     return [
         *([*sound[:place], odd, *sound[place + 1 :]] for place in range(len(arguments)) for odd in ODD),
         *([f"{option.opts[-1]}={odd}", *sound] for option in options for odd in ODD),
