@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+MAX_ERROR = 2_000  # characters of another program's error that are kept
+
 
 class NotifierError(Exception):
     """Base of everything below."""
@@ -115,3 +117,9 @@ class LimiterUnavailable(Unavailable):
 
 class DatabaseUnavailable(Unavailable):
     """PostgreSQL, or the schema in it, cannot be used now."""
+
+
+def clean_error(error: object) -> str:
+    """An error's text as Redis and PostgreSQL can keep it: no NUL, no lone surrogate, not endless."""
+    text = error if isinstance(error, str) else type(error).__name__
+    return text[:MAX_ERROR].replace("\0", "").encode(errors="replace").decode()

@@ -7,8 +7,9 @@ import random
 from collections.abc import Callable, Sequence
 
 from notifier import logs, metrics
-from notifier.channels import Channel, Delivery, Outcome, RetryAt
+from notifier.channels import Channel, Delivery, Failed, Outcome, RetryAt
 from notifier.channels.breaker import breakers
+from notifier.errors import clean_error
 from notifier.notification import MAX_SPAN_S
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 2.0, 3_600.0
@@ -48,4 +49,17 @@ def _called(channel: Channel, deliveries: Sequence[Delivery]) -> list[Outcome]:
         return [RetryAt(problem) for _ in deliveries]
     if not all(isinstance(outcome, Outcome) for outcome in outcomes):
         return [RetryAt(f"channel {channel.name} gave something that is no outcome") for _ in deliveries]
-    return outcomes
+    return [_sound(outcome) for outcome in outcomes]
+
+
+def _sound(outcome: Outcome) -> Outcome:
+    """With an error that can be kept, and a wait that is a number."""
+    if isinstance(outcome, Failed):
+        return Failed(clean_error(outcome.error))
+    if not isinstance(outcome, RetryAt):
+        return outcome
+    try:
+        wait_s = float(outcome.wait_s)
+    except (TypeError, ValueError, OverflowError):
+        wait_s = 0.0
+    return RetryAt(clean_error(outcome.error), wait_s)

@@ -27,6 +27,7 @@ from notifier.deadletters.line import Pace, free_places
 from notifier.deadletters.problems import refuses_row, unavailable, worth_repeating
 from notifier.deadletters.schema import LAST_US, Kept, Row, State
 from notifier.deadletters.sql import LIMITS, SCAN_LIMITS
+from notifier.errors import clean_error
 from notifier.notification import Identity
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ T = TypeVar("T")
 
 BATCH = 500
 VANISHED_S = 5  # a server that acknowledges nothing for so long is gone; one that is only slow acknowledges
-_ERROR_LENGTH = 2_000
 _WALKS = 20
 _ROWS_OF_A_USER = 10
 
@@ -307,11 +307,6 @@ def _values(item: Deferred) -> dict[str, Any]:
         "accepted_at": item.accepted_us,
         "last_error": clean_error(item.error),
     }
-
-
-def clean_error(error: str) -> str:
-    """An error's text as PostgreSQL can keep it: no NUL, no lone surrogate, not endless."""
-    return error[:_ERROR_LENGTH].replace("\0", "").encode(errors="replace").decode()
 
 
 def _identity(row: dict[str, Any]) -> Identity:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from notifier.channels import Delivery, RetryAt, Sent
+from notifier.channels import Delivery, Duplicate, Failed, RetryAt, Sent
 from notifier.channels.attempts import attempt, backoff_s
 from notifier.channels.breaker import FAILURES, Breakers, breakers
+from notifier.errors import MAX_ERROR
 from notifier.notification import MAX_SPAN_S, Notification
 
 
@@ -31,6 +32,18 @@ def test_an_answer_that_is_none_is_tried_again(answer: Any) -> None:
     deliveries = [Delivery(Notification("anna", "1", f"n{k}"), 0, 0, 1) for k in range(2)]
     outcomes = attempt(Odd(f"odd-{answer!r}", answer), deliveries)
     assert [type(outcome) for outcome in outcomes] == [RetryAt, RetryAt]
+
+
+@pytest.mark.parametrize("odd", [None, b"\xff", {1: 2}, "\0", "\ud800", "x" * 70_000, math.nan, 10**400, "", 5.0])
+def test_what_an_outcome_says_can_be_kept(odd: Any) -> None:
+    deliveries = [Delivery(Notification("anna", "1", f"n{k}"), 0, 0, 1) for k in range(4)]
+    given = [Sent(), Failed(odd), RetryAt(odd, odd), Duplicate()]
+    first, failed, again, last = attempt(Odd(f"says-{odd!r:.20}", given), deliveries)
+    assert (first, last) == (Sent(), Duplicate())
+    assert isinstance(failed, Failed) and isinstance(again, RetryAt)
+    for error in (failed.error, again.error):
+        assert "\0" not in error and len(error.encode()) <= MAX_ERROR
+    assert backoff_s(1, again.wait_s) > 0
 
 
 @pytest.mark.parametrize("own", [False, True])
