@@ -7,7 +7,7 @@ import contextlib
 import resource
 import socket
 from asyncio.transports import BaseTransport
-from typing import cast
+from typing import Any, cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -28,7 +28,7 @@ UNACKNOWLEDGED_MS = 40_000  # after which the kernel gives up a peer that is sil
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's, made to let go of clients that have stopped reading.
+    """uvicorn's, made to let go of clients that have stopped reading, and to refuse some without an error in the log.
 
     transport.close() waits until the buffer is empty, for a frozen client for ever; only abort() frees it.
     """
@@ -46,6 +46,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     async def run_asgi(self) -> None:
         """Hand the connection to the application."""
         self.scope["extensions"][ABORT] = {"abort": self.transport.abort}
+        app = self.app
+
+        async def refusing(scope: Any, receive: Any, send: Any) -> None:
+            await app(scope, receive, send)
+            if self.initial_response is not None:  # it was refused: no forgotten handshake (Kludex/uvicorn#3138)
+                self.handshake_complete = True
+
+        self.app = refusing
         await super().run_asgi()
 
 

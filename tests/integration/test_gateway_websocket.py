@@ -187,7 +187,9 @@ def test_expired_token_ends_the_socket(gateway: Running) -> None:
     assert closed.value.rcvd.code == 4001
 
 
-def test_refusals_come_before_the_handshake(gateway: Running) -> None:
+def test_refusals_come_before_the_handshake_and_are_no_errors(
+    gateway: Running, caplog: pytest.LogCaptureFixture
+) -> None:
     cases: dict[int, Any] = {
         401: {"token": make_token("x" * 40, "ann", 60)},
         403: {"headers": {"Origin": "https://evil.example"}},
@@ -198,6 +200,8 @@ def test_refusals_come_before_the_handshake(gateway: Running) -> None:
             pass
         assert refused.value.response.status_code == status
         assert b'"error"' in (refused.value.response.body or b"")
+    assert gateway.get("/healthz").status == 200  # what the server had to say of them, it has said by now
+    assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []
 
 
 def test_token_by_subprotocol_and_never_by_query(gateway: Running) -> None:
