@@ -67,8 +67,10 @@ class NotificationTask(StrictTask):
 
         The result's id is the notification id. Raises InvalidNotification, TypeError (wrong arguments) or NotAccepted.
         """
-        slices = self.read_call(args or (), celery_options.translate(dict(kwargs or {}), task_id, options))
         app = self._get_app()
+        if app.conf.task_inherit_parent_priority and "parent_id" in options:  # Celery's, of the task before: no choice
+            options.pop("priority", None)
+        slices = self.read_call(args or (), celery_options.translate(dict(kwargs or {}), task_id, options))
         result: AsyncResult | None = None
         for notifications in slices:
             notification_id = notifications[0].notification_id

@@ -7,7 +7,7 @@ from typing import Any
 
 from notifier.errors import InvalidNotification
 
-_CALLBACKS = ("link", "link_error", "chord")
+_CALLBACKS = ("chain", "link", "link_error", "chord")  # chain: what is to come after it
 _ROUTING = ("queue", "exchange", "routing_key", "priority", "serializer", "compression")
 
 
@@ -30,7 +30,7 @@ def translate(kwargs: dict[str, Any], task_id: str | None, options: dict[str, An
         kwargs.setdefault("notification_id", task_id)
     for name in _CALLBACKS:
         if given.get(name):
-            raise InvalidNotification(name, "cannot be carried: a notification may outlive its task")
+            raise InvalidNotification(name, "cannot be carried: a notification may outlive its task; let it come last")
     for name in _ROUTING:
         if name in given:
             raise InvalidNotification(name, "is not the caller's to choose: the queue follows from the priority")

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from celery import chain, group
 
 from notifier import runtime
 from notifier.embedded.valkey import Valkey
@@ -57,6 +58,20 @@ def test_celerys_own_options(our_app: Use) -> None:
     assert items[0].expires_us == items[0].retry_at_us + 60_000_000
     assert [item.notification.body for item in items] == ['"x"', '"y"', '"z"']
     assert {item.reason for item in items} == {"scheduled"}
+
+
+def test_in_a_canvas_it_may_come_last(our_app: Use, valkey: Valkey) -> None:
+    app = our_app()
+    other = app.signature("shop.other", immutable=True)
+    group(send_notification.s(user, 1) for user in range(3)).apply_async()
+    assert len(queued_kwargs(valkey)) == 3
+    chain(other, send_notification.si(4, 1)).apply_async()
+    with pytest.raises(InvalidNotification, match=r"^chain: cannot be carried"):
+        chain(send_notification.si(5, 1), other).apply_async()
+    # What a worker does with the next of a chain; `priority` is the broker's, of the task before.
+    app.conf.task_inherit_parent_priority = True
+    send_notification.si(6, 1).apply_async(("ignored",), chain=[], parent_id="p", root_id="r", priority=3)
+    assert runtime.get().ledger.counts().accepted == 4
 
 
 CYCLE: list[Any] = []

@@ -55,6 +55,7 @@ def test_a_priority_in_words_is_ours() -> None:
     [
         ("queue", "mine"), ("routing_key", "x"), ("exchange", "x"), ("priority", 3), ("serializer", "pickle"),
         ("compression", "zlib"), ("link", ["a callback"]), ("link_error", ["a callback"]), ("chord", {"a": 1}),
+        ("chain", ["what comes after it"]),
         ("eta", datetime(2030, 1, 1)), ("expires", datetime(2030, 1, 1)),
     ],
 )  # fmt: skip
