@@ -58,8 +58,12 @@ class Notification:
         """(user_id, channel, notification_id)"""
         return Identity(self.user_id, self.channel, self.notification_id)
 
-    def to(self, user_id: str) -> Notification:
-        """The same to another user. Not checked."""
+    def to(self, user_id: object) -> Notification:
+        """The same to another user, with the same id. Raises InvalidNotification."""
+        return self.unchecked_to(clean_recipient(user_id, self.notification_id))
+
+    def unchecked_to(self, user_id: str) -> Notification:
+        """The same, to a user id that was looked at or will be."""
         return Notification(user_id, self.body, self.notification_id, self.channel, self.category, self.priority,
                             self.ttl_us, self.collapse_key, self.not_before_us, self.chosen)  # fmt: skip
 

@@ -106,7 +106,7 @@ def batch_from_kwargs(kwargs: Mapping[str, Any], *, redelivered: bool = False) -
         return [Message.from_kwargs({**shared, "user_id": user}, redelivered=redelivered) for user in users]
     first = Message.from_kwargs({**shared, "user_id": users[0]}, redelivered=redelivered)
     return [
-        Message(first.notification.to(user), first.accepted_us, epoch, first.unledgered, first.again)
+        Message(first.notification.unchecked_to(user), first.accepted_us, epoch, first.unledgered, first.again)
         for user, epoch in zip(users, epochs, strict=True)
     ]
 

@@ -100,7 +100,7 @@ class SendNotifications(NotificationTask):
             accepted = []
             for position, user in found:
                 try:
-                    accepted.append(shared.to(clean_recipient(user, shared.notification_id)))
+                    accepted.append(shared.to(user))
                 except InvalidNotification as error:
                     rejected[position] = str(error).removeprefix("user_id: ")
             if accepted:

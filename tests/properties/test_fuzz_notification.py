@@ -161,4 +161,4 @@ def test_the_checks_here_can_fail() -> None:
     assert bounded(n)
     assert not bounded(Notification("ann", "{\n}", "n-1"))
     with pytest.raises(AssertionError):
-        assert bounded(n.to("x" * 513))
+        assert bounded(n.unchecked_to("x" * 513))

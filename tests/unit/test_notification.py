@@ -160,3 +160,11 @@ def test_an_identity_fits_into_an_index_alone_and_in_a_batch() -> None:
     with pytest.raises(InvalidNotification, match=r"^user_id: is over 2,400 bytes"):
         clean_recipient(user_id, notification_id)
     assert clean_recipient(user_id, "n1") == user_id
+
+
+def test_the_same_goes_to_another_user() -> None:
+    first = Notification.create("anna", {"a": 1}, notification_id="n1", priority="critical", ttl=5, collapse_key="k")
+    assert first.to(42) == Notification.create("42", {"a": 1}, notification_id="n1", priority="critical", ttl=5,
+                                               collapse_key="k")  # fmt: skip
+    with pytest.raises(InvalidNotification, match=r"^user_id: must have 1 to 512 characters"):
+        first.to("")
