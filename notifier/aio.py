@@ -53,7 +53,7 @@ async def anotify_many(notifications: Iterable[Notification]) -> dict[str, int]:
 
 
 async def _accepted(notifications: list[Notification]) -> list[producer.Sending]:
-    producer.check(notifications)
+    producer.check_notifications(notifications)
     return await asyncio.wrap_future(_sender(os.getpid()).send(notifications))
 
 

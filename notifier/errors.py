@@ -1,4 +1,4 @@
-"""Every error that Notifier raises on purpose.
+"""Every error that Notifier raises on purpose, and what is kept of the text of others.
 
 NotifierError
 ├── SettingsError            a setting is missing or bad; names the variable, never shows a secret

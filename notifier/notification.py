@@ -63,7 +63,7 @@ class Notification:
         return self.unchecked_to(clean_recipient(user_id, self.notification_id))
 
     def unchecked_to(self, user_id: str) -> Notification:
-        """The same, to a user id that was looked at or will be."""
+        """The same, to a user id that was looked at, or will be by tasks.notifications.checked."""
         return Notification(user_id, self.body, self.notification_id, self.channel, self.category, self.priority,
                             self.ttl_us, self.collapse_key, self.not_before_us, self.chosen)  # fmt: skip
 
@@ -126,7 +126,8 @@ def clean_recipient(user_id: object, notification_id: str) -> str:
 
 def clean_identity(user_id: object, channel: object, notification_id: object) -> Identity:
     """The identity of one that was sent. Raises InvalidNotification."""
-    return Identity(clean_user_id(user_id), clean_text("channel", channel, MAX_NAME), _clean_id(notification_id))
+    identifier = _clean_id(notification_id)
+    return Identity(clean_recipient(user_id, identifier), clean_text("channel", channel, MAX_NAME), identifier)
 
 
 def canonical_body(payload: object) -> str:

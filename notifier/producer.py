@@ -81,7 +81,7 @@ def accept_and_publish(app: Celery, notifications: Sequence[Notification]) -> li
 
     Raises InvalidNotification for a channel that is not installed; NotAccepted, naming who was not, if both are away.
     """
-    check(notifications)
+    check_notifications(notifications)
     ledger = runtime.get().ledger
     sent: list[Sending] = []
     queued: list[tuple[Priority, Message]] = []
@@ -116,7 +116,7 @@ def accept_and_publish(app: Celery, notifications: Sequence[Notification]) -> li
     return sent
 
 
-def check(notifications: Sequence[Notification]) -> None:
+def check_notifications(notifications: Sequence[Notification]) -> None:
     """Raises InvalidNotification for what is no Notification, or is for a channel that is not installed."""
     for n in notifications:
         if not isinstance(n, Notification):

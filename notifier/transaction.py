@@ -61,7 +61,7 @@ def send_in(session: AnySession, user_id: object, payload: object, **options: An
 def send_many_in(session: AnySession, notifications: Iterable[Notification]) -> None:
     """The same for many, `Notification.create(...)` each. All or none of them are sent."""
     made = list(notifications)
-    producer.check(made)
+    producer.check_notifications(made)
     inner = _inner(session)
     owner = inner.get_nested_transaction() or inner.get_transaction() or inner.begin()
     inner.info.setdefault(_KEY, []).extend(_Pending(n, owner) for n in made)

@@ -68,14 +68,14 @@ class NotificationTask(StrictTask):
         The result's id is the notification id. Raises InvalidNotification, TypeError (wrong arguments) or NotAccepted.
         """
         app = self._get_app()
-        if app.conf.task_inherit_parent_priority and "parent_id" in options:  # Celery's, of the task before: no choice
-            options.pop("priority", None)
-        slices = self.read_call(args or (), celery_options.translate(dict(kwargs or {}), task_id, options))
+        inherits = bool(app.conf.task_inherit_parent_priority and options.get("parent_id"))
+        given = celery_options.translate(dict(kwargs or {}), task_id, options, inherits=inherits)
+        slices = self.read_call(args or (), given)
         result: AsyncResult | None = None
         for notifications in slices:
             notification_id = notifications[0].notification_id
             if app.conf.task_always_eager:
-                producer.check(notifications)
+                producer.check_notifications(notifications)
                 result = self.apply(kwargs={"notifications": notifications}, task_id=notification_id)
                 continue
             try:
@@ -90,7 +90,7 @@ class NotificationTask(StrictTask):
         if self.request.called_directly or self.request.is_eager:
             ready = kwargs.get("notifications")
             for notifications in [ready] if ready else self.read_call(args, kwargs):
-                producer.check(notifications)
+                producer.check_notifications(notifications)
                 runtime.get().pipeline.handle([Message(notification) for notification in notifications])
             return
         redelivered = bool((self.request.delivery_info or {}).get("redelivered"))

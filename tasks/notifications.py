@@ -152,13 +152,19 @@ def checked(message: Message) -> Message:
         return replace(message, notification=replace(n, body=_rewritten(n.body)))
     if not n.body.isascii() or "\n" in n.body or "\r" in n.body:  # a line break would end a frame of an event stream
         raise InvalidNotification("body", "must be ASCII, on one line")
-    _json_of(n.body)
+    _must_be_json(n.body)  # whoever says to be a producer of ours: it is spliced into frames and digests
     return message
 
 
+@lru_cache(maxsize=1)  # the recipients of a message share one body
 def _rewritten(body: str) -> str:
     """A stranger's JSON text as we write it. Raises InvalidNotification, or ValueError."""
     return canonical_body(_json_of(body))
+
+
+@lru_cache(maxsize=1)
+def _must_be_json(body: str) -> None:
+    _json_of(body)
 
 
 def _no_json(name: str) -> None:
@@ -168,7 +174,6 @@ def _no_json(name: str) -> None:
 _JSON = json.JSONDecoder(parse_constant=_no_json)
 
 
-@lru_cache(maxsize=1)  # the recipients of a message share one body
 def _json_of(body: str) -> Any:
     """Raises ValueError, or InvalidNotification."""
     try:

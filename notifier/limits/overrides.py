@@ -57,8 +57,8 @@ def _bucket(user_id: str, channel: str) -> str:
 class Editor:
     """Reads and writes overrides. All processes act on a change within a second.
 
-    Every method raises InvalidNotification for what is no user id or name, and LimiterUnavailable if the limiter's
-    Redis cannot be asked.
+    Every method raises LimiterUnavailable if the limiter's Redis cannot be asked; one that is given a user, a channel
+    or a category raises InvalidNotification for what is none.
     """
 
     def __init__(self, settings: Settings) -> None:

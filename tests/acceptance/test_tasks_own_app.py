@@ -35,6 +35,14 @@ thread.join()
 send_notifications.delay(["anna", "bert"], "to many")
 tick.delay()
 """
+CHAIN = """
+from celery import chain
+from team import tick
+from tasks import send_notification
+
+chain(tick.si(), send_notification.si("anna", "after")).apply_async()
+chain(tick.si(), send_notification.si("bert", "between"), tick.si()).apply_async()
+"""
 NOTIFY = """
 import sys
 from notifier import notify
@@ -67,6 +75,16 @@ def test_worker_and_beat_of_a_team_run_our_tasks_too(team: Site) -> None:
     assert "gevent" not in worker.text
     assert (beat.stop(), worker.stop()) == (0, 0)
     assert "Traceback" not in worker.text + beat.text
+
+
+@pytest.mark.slow
+def test_in_a_chain_ours_comes_last(team: Site) -> None:
+    (team.directory / "team.py").write_text(f"{TEAM}app.conf.task_inherit_parent_priority = True\n")
+    worker = team.worker(app="team")
+    team.python(CHAIN)
+    eventually(lambda: [frame["payload"] for frame in team.frames("anna")] == ["after"])
+    worker.says("chain: cannot be carried")
+    assert team.frames("bert") == []
 
 
 @pytest.mark.slow

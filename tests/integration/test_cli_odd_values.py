@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +13,8 @@ from notifier.cli import main
 from notifier.settings import Settings
 from tests.unit.test_cli_odd_values import COMMANDS, LASTING, command_of, odd_calls
 
-SLOW = {"doctor", "migrate"}  # waits for workers; would move the schema of everybody's database
+LEFT_OUT = {"doctor", "migrate"}  # it waits for workers; it would move the schema of everybody's database
+ESCAPED = re.compile(r"\b(Traceback|UnicodeEncodeError|ValueError|OverflowError|TypeError)\b")
 
 
 @pytest.fixture
@@ -25,11 +27,11 @@ def servers(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     runtime.close()
 
 
-@pytest.mark.parametrize("path", [path for path in COMMANDS if path[0] not in LASTING | SLOW], ids=" ".join)
+@pytest.mark.parametrize("path", [path for path in COMMANDS if path[0] not in LASTING | LEFT_OUT], ids=" ".join)
 def test_odd_values_are_refused_or_taken(path: tuple[str, ...], servers: None) -> None:
     for call in odd_calls(command_of(path)):
         told = [argument[:40] for argument in call]
         result = CliRunner().invoke(main, [*path, *call], input="")
         assert result.exception is None or isinstance(result.exception, SystemExit), (told, result.exception)
-        assert not set(result.output.split()) & {"Traceback", "UnicodeEncodeError", "ValueError", "OverflowError"}, told
+        assert not ESCAPED.search(result.output), told
         assert "unreachable" not in result.output and "cannot be reached" not in result.output, told

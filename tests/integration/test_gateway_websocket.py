@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from websockets.sync.client import connect
 
 from notifier.embedded.valkey import Valkey
 from notifier.gateway.auth import make_token
+from notifier.gateway.server import WebSocketProtocol
 from notifier.settings import Settings
 from tests.gateway import Running, Writer, payloads, receive
 from tests.support import eventually
@@ -202,6 +204,24 @@ def test_refusals_come_before_the_handshake_and_are_no_errors(
         assert b'"error"' in (refused.value.response.body or b"")
     assert gateway.get("/healthz").status == 200  # what the server had to say of them, it has said by now
     assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []
+
+
+def test_a_connection_that_has_ended_leaves_nothing_behind(gateway: Running) -> None:
+    """Not even until the garbage collector comes: gateways hold thousands."""
+
+    def left() -> int:
+        return sum(type(each) is WebSocketProtocol for each in gc.get_objects())
+
+    gc.collect()
+    before = left()
+    gc.disable()
+    try:
+        for _ in range(5):
+            with gateway.connect("ann") as connection:
+                receive(connection)
+        eventually(lambda: left() <= before)
+    finally:
+        gc.enable()
 
 
 def test_token_by_subprotocol_and_never_by_query(gateway: Running) -> None:

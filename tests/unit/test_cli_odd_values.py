@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,7 @@ def test_what_an_encoding_cannot_say_is_escaped() -> None:
     assert "Traceback" not in run.stderr
 
 
+@pytest.mark.skipif(not os.access("/dev/full", os.W_OK), reason="no /dev/full here")
 def test_a_full_disk_is_one_line() -> None:
     with Path("/dev/full").open("w") as full:
         run = subprocess.run(
@@ -89,7 +91,23 @@ def test_a_full_disk_is_one_line() -> None:
     assert (run.returncode, run.stderr) == (1, "Error: No space left on device\n")
 
 
-def test_a_picture_that_cannot_be_written_is_refused_before_the_work() -> None:
-    result = CliRunner().invoke(main, ["simulate", "--plot", "nowhere/curve.svg", "--seconds", "86400"])
+@pytest.mark.parametrize(
+    ("place", "problem"),
+    [("nowhere/curve.svg", "'nowhere' is no folder that can be written to"), (".", "is a directory")],
+)
+def test_a_picture_that_cannot_be_written_is_refused_before_the_work(place: str, problem: str) -> None:
+    result = CliRunner().invoke(main, ["simulate", "--plot", place, "--seconds", "86400"])
     assert result.exit_code == 2
-    assert "'nowhere/curve.svg': No such file or directory" in result.output
+    assert problem in result.output
+
+
+@pytest.mark.skipif(not os.access("/dev/full", os.W_OK), reason="no /dev/full here")
+def test_a_picture_that_could_not_be_written_is_said() -> None:
+    small = ["--seconds", "1", "--users", "10", "--processes", "1", "--rate", "10"]
+    result = CliRunner().invoke(main, ["simulate", "--plot", "full.svg", *small])
+    assert (result.exit_code, Path("full.svg").exists()) == (0, True)
+    Path("full.svg").unlink()
+    Path("full.svg").symlink_to("/dev/full")
+    result = CliRunner().invoke(main, ["simulate", "--plot", "full.svg", *small])
+    assert result.exit_code == 1
+    assert "'full.svg': No space left on device" in result.output
