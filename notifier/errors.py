@@ -123,3 +123,12 @@ def clean_error(error: object) -> str:
     """An error's text as Redis and PostgreSQL can keep it: no NUL, no lone surrogate, not endless."""
     text = error if isinstance(error, str) else type(error).__name__
     return text[:MAX_ERROR].replace("\0", "").encode(errors="replace").decode()
+
+
+def ends_process(error: BaseException) -> bool:
+    """Whether this is no failure of the code that it came out of, say a plugin's, but the end of this process.
+
+    Ctrl-C, and Celery's WorkerShutdown and WorkerTerminate. A bare SystemExit is a plugin that called sys.exit(); what
+    else is no Exception is a failure too, as asyncio's CancelledError.
+    """
+    return isinstance(error, KeyboardInterrupt | SystemExit) and type(error) is not SystemExit

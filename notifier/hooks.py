@@ -17,6 +17,7 @@ from importlib.metadata import entry_points
 from typing import Any, NamedTuple
 
 from notifier import metrics
+from notifier.errors import ends_process
 from notifier.notification import Notification
 
 
@@ -55,12 +56,14 @@ def wanted() -> bool:
 
 
 def fire(events: Iterable[Event]) -> None:
-    """Tell all hooks. Raises nothing."""
+    """Tell all hooks. Raises nothing of theirs."""
     for event in events:
         for hook in (*_hooks(), *_added):
             try:
                 hook(event)
-            except Exception as error:  # somebody else's code: its text may hold a payload
+            except BaseException as error:  # somebody else's code: its text may hold a payload
+                if ends_process(error):
+                    raise
                 metrics.degraded(f"hook_{getattr(hook, '__name__', 'unnamed')}", type(error).__name__)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
 from notifier.errors import InvalidNotification
@@ -20,6 +21,7 @@ MAX_NAME = 64
 MAX_IDENTITY_BYTES = 2_400  # of user and notification id as UTF-8: an index entry of PostgreSQL holds 2,704
 MAX_DEPTH = 500
 MAX_SPAN_S = 3_652 * 86_400  # ten years
+EXACT = 2**53  # Lua's numbers are exact below
 
 
 class Priority(StrEnum):
@@ -52,6 +54,7 @@ class Notification:
     collapse_key: str = ""
     not_before_us: int = 0
     chosen: bool = False  # the caller chose the id, so it is remembered for the dedupe window
+    sound: bool = field(default=False, init=False, compare=False, repr=False)  # made by create or to
 
     @property
     def identity(self) -> Identity:
@@ -60,7 +63,9 @@ class Notification:
 
     def to(self, user_id: object) -> Notification:
         """The same to another user, with the same id. Raises InvalidNotification."""
-        return self.unchecked_to(clean_recipient(user_id, self.notification_id))
+        made = self.unchecked_to(clean_recipient(user_id, self.notification_id))
+        object.__setattr__(made, "sound", self.sound)
+        return made
 
     def unchecked_to(self, user_id: str) -> Notification:
         """The same, to a user id that was looked at, or will be by tasks.notifications.checked."""
@@ -83,7 +88,7 @@ class Notification:
     ) -> Self:
         """Validate a call's arguments. Raises InvalidNotification, which names the argument but shows no payload."""
         identifier = new_id() if notification_id is None else _clean_id(notification_id)
-        return cls(
+        made = cls(
             user_id=clean_recipient(user_id, identifier),
             body=canonical_body(payload),
             notification_id=identifier,
@@ -95,6 +100,8 @@ class Notification:
             not_before_us=_instant_us(not_before),
             chosen=notification_id is not None,
         )
+        object.__setattr__(made, "sound", True)
+        return made
 
 
 def new_id() -> str:
@@ -111,7 +118,7 @@ def clean_user_id(user_id: object) -> str:
 
 def _written(argument: str, value: object) -> str:
     try:
-        return str(value)
+        return str.__str__(value) if isinstance(value, str) else str(int(value) if isinstance(value, int) else value)
     except ValueError:  # Python writes no int of more than 4,300 digits
         raise InvalidNotification(argument, "is a number too long to be written") from None
 
@@ -144,6 +151,56 @@ def canonical_body(payload: object) -> str:
     if len(body) > MAX_BODY_BYTES:
         raise InvalidNotification("payload", f"is {len(body):,} bytes as JSON; at most {MAX_BODY_BYTES:,} are carried")
     return body
+
+
+def check(n: Notification) -> None:
+    """What create promises, of one that was made otherwise. Raises InvalidNotification."""
+    check_fields(n)
+    check_body(n.body)
+
+
+def check_fields(n: Notification) -> None:
+    """All but that the body is JSON as we write it. Raises InvalidNotification."""
+    for name, longest in (("notification_id", MAX_ID), ("channel", MAX_NAME), ("category", MAX_NAME)):
+        clean_text(name, getattr(n, name), longest)
+    if not isinstance(n.user_id, str):  # create takes a number, and makes a text of it
+        raise InvalidNotification("user_id", f"must be a str, not {type(n.user_id).__name__}")
+    clean_recipient(n.user_id, n.notification_id)
+    if n.collapse_key != "":
+        clean_text("collapse_key", n.collapse_key, MAX_ID)
+    clean_text("body", n.body, MAX_BODY_BYTES)
+    if not isinstance(n.priority, Priority):
+        raise InvalidNotification("priority", f"must be a Priority, not {type(n.priority).__name__}")
+    for name, value in (("ttl_us", n.ttl_us), ("not_before_us", n.not_before_us)):
+        if type(value) is not int or not 0 <= value < EXACT:
+            raise InvalidNotification(name, f"must be an int from 0 to {EXACT - 1:,}")
+    if type(n.chosen) is not bool:
+        raise InvalidNotification("chosen", "must be true or false")
+
+
+@lru_cache(maxsize=1)  # the recipients of a message share one body
+def check_body(body: str) -> None:
+    """That this is JSON, and one line of ASCII: it is spliced into frames and digests. Raises InvalidNotification."""
+    if not body.isascii() or "\n" in body or "\r" in body:  # a line break would end a frame of an event stream
+        raise InvalidNotification("body", "must be ASCII, on one line")
+    parse_body(body)
+
+
+def parse_body(body: str) -> Any:
+    """The payload. Raises InvalidNotification."""
+    try:
+        return _JSON.decode(body)
+    except RecursionError:
+        raise InvalidNotification("body", "is nested too deep") from None
+    except ValueError:  # its text quotes the body
+        raise InvalidNotification("body", "is not JSON") from None
+
+
+def _no_json(name: str) -> None:
+    raise ValueError(name)
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_json)
 
 
 def _reason(error: Exception) -> str:
@@ -197,7 +254,7 @@ def clean_text(argument: str, value: object, longest: int) -> str:
         value.encode()
     except UnicodeEncodeError:
         raise InvalidNotification(argument, "contains a lone surrogate, which UTF-8 cannot say") from None
-    return str(value)
+    return str.__str__(value)  # the value of a member of a (str, Enum), whose str() is its name
 
 
 def _clean_id(value: object) -> str:

@@ -22,7 +22,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple, Protocol, TypeVar
 
 from notifier import metrics
-from notifier.errors import InvalidPreferences
+from notifier.errors import InvalidPreferences, ends_process
 from notifier.licence import Denial, Reason
 from notifier.notification import Priority
 from notifier.quiet_hours import QuietHours
@@ -134,7 +134,9 @@ class Answers:
             answer = _ask(self._function, user_id)
         except (InvalidPreferences, _Unusable) as error:
             return _Problem(f"{GROUP}: {error}")
-        except Exception as error:  # the team's: its text may hold anything
+        except BaseException as error:  # the team's: its text may hold anything
+            if ends_process(error):
+                raise
             return _Problem(f"{GROUP}: {type(error).__name__}")
         with self._lock:
             self._known[user_id] = asked_s, answer
@@ -215,7 +217,9 @@ def _load(points: Sequence[EntryPoint]) -> object:
         raise _Unusable(f"{len(points)} entry points are installed ({names}); there may be one")
     try:
         return points[0].load()
-    except Exception as error:
+    except BaseException as error:
+        if ends_process(error):
+            raise
         raise _Unusable(f"{points[0].value} cannot be loaded: {type(error).__name__}") from None
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from notifier import channels, metrics, runtime, tracing
 from notifier.errors import InvalidNotification, NotAccepted, StateUnavailable
 from notifier.ledger import CHUNK, Ledger
-from notifier.notification import WEBSOCKET, Notification, Priority
+from notifier.notification import WEBSOCKET, Notification, Priority, check
 from notifier.wire import QUEUE_OF, SEND_NOTIFICATION, SEND_NOTIFICATIONS, Message, batch_to_kwargs, parcel_to_kwargs
 
 if TYPE_CHECKING:
@@ -121,6 +121,8 @@ def check_notifications(notifications: Sequence[Notification]) -> None:
     for n in notifications:
         if not isinstance(n, Notification):
             raise InvalidNotification("notifications", f"must be Notification.create(...) each, not {type(n).__name__}")
+        if not n.sound:
+            check(n)
     for name in {n.channel for n in notifications}:
         if name not in channels.known():
             raise InvalidNotification("channel", f"{name!r:.80} is not one of {', '.join(sorted(channels.known()))}")

@@ -146,19 +146,23 @@ def close() -> None:
 def standing_in(stand_in: Runtime) -> Iterator[None]:
     """Within, `get()` returns this one, in every thread of this process, also after a close()."""
     global _current, _pid
+    pid = os.getpid()
     with _lock:
-        before, _current, _pid = _current, stand_in, os.getpid()
+        before, _current, _pid = _current, stand_in, pid
     try:
         yield
     finally:
         with _lock:
-            _current = before
+            _current = before if os.getpid() == pid else None  # a child must not use its parent's connections
 
 
 def _after_fork() -> None:
-    global _lock, _current
+    global _lock, _current, _pid
     _lock = threading.Lock()
-    _current = None
+    if _current is not None and _current.stands_in:
+        _pid = os.getpid()  # a test's child must send nothing, either
+    else:
+        _current = None
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -161,3 +161,6 @@ class _Books:
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"sent_notifications records what is sent, and no more: {name!r} needs real servers")

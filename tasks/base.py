@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from celery import Task
-from celery.exceptions import Reject, WorkerShutdown, WorkerTerminate
+from celery.exceptions import Reject
 from celery.result import AsyncResult
 
 from notifier import logs, metrics, producer, runtime
-from notifier.errors import InvalidNotification, NotAccepted, Unavailable
+from notifier.errors import InvalidNotification, NotAccepted, Unavailable, ends_process
 from notifier.notification import Notification, new_id
 from notifier.wire import Message
 from tasks import options as celery_options
@@ -42,6 +42,7 @@ class NotificationTask(StrictTask):
     reject_on_worker_lost = True
     acks_on_failure_or_timeout = False
     ignore_result = True
+    rate_limit = 0  # none: a team's task_default_rate_limit would keep notifications in a worker's memory
     soft_time_limit = SOFT_LIMIT_S
     time_limit = HARD_LIMIT_S
 
@@ -67,6 +68,8 @@ class NotificationTask(StrictTask):
 
         The result's id is the notification id. Raises InvalidNotification, TypeError (wrong arguments) or NotAccepted.
         """
+        if not isinstance(args, list | tuple | None) or not isinstance(kwargs, Mapping | None):
+            raise TypeError("args must be a list or a tuple, kwargs a mapping")  # a str would be one argument a letter
         app = self._get_app()
         inherits = bool(app.conf.task_inherit_parent_priority and options.get("parent_id"))
         given = celery_options.translate(dict(kwargs or {}), task_id, options, inherits=inherits)
@@ -122,12 +125,12 @@ class NotificationTask(StrictTask):
             try:
                 counted = runtime.get().pipeline.handle(batch)
                 one_by_one = one_by_one and counted  # else each would wait for a server in vain
-            except (WorkerShutdown, WorkerTerminate, KeyboardInterrupt):
-                raise
             except Unavailable as error:  # so it would be for the others
                 failed = error
                 break
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
+                if ends_process(error):
+                    raise
                 failed = error
             if left and time.monotonic() > until_s:
                 break

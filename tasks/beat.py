@@ -10,7 +10,7 @@ from celery import shared_task
 
 from notifier import canary as canaries
 from notifier import logs, metrics, producer, runtime
-from notifier.errors import DatabaseUnavailable, Unavailable
+from notifier.errors import DatabaseUnavailable, Unavailable, ends_process
 from notifier.notification import Priority
 from notifier.redis.keys import REPLAYED
 from notifier.wire import PROBE, QUEUE_OF, REPLAY_DEAD_LETTERS, SWEEP_UNSETTLED
@@ -30,6 +30,7 @@ class ControlTask(StrictTask):
     serializer = "json"
     acks_late = False
     ignore_result = True
+    rate_limit = 0  # none, whatever a team's task_default_rate_limit says
     soft_time_limit = SOFT_LIMIT_S
     time_limit = HARD_LIMIT_S
 
@@ -42,7 +43,9 @@ class ControlTask(StrictTask):
             run()
         except Unavailable as error:
             metrics.degraded(self.name, error)
-        except Exception as error:
+        except BaseException as error:
+            if ends_process(error):
+                raise
             if metrics.degraded(self.name, type(error).__name__):
                 log.error("%s failed\n%s", self.name, logs.trace(error))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -15,19 +14,19 @@ from celery import shared_task
 
 from notifier.errors import InvalidNotification, InvalidRecipients
 from notifier.notification import (
-    MAX_BODY_BYTES,
-    MAX_ID,
+    EXACT,
     MAX_NAME,
     Notification,
     canonical_body,
-    clean_recipient,
+    check_body,
+    check_fields,
     clean_text,
+    parse_body,
 )
 from notifier.wire import SEND_NOTIFICATION, SEND_NOTIFICATIONS, Message, batch_from_kwargs
 from tasks.base import NotificationTask
 from tasks.home import in_home_app
 
-EXACT = 2**53  # Lua's numbers are exact below
 SLICE = 1_000  # recipients held in memory at a time, however many there are
 T = TypeVar("T")
 
@@ -131,55 +130,26 @@ def _checked(batch: Mapping[str, Any], redelivered: bool) -> list[Message]:
 
 
 def checked(message: Message) -> Message:
-    """The message, if the rest can rely on it, whoever wrote it. Raises InvalidNotification, or ValueError."""
+    """The message, if the rest can rely on it, whoever wrote it. Raises InvalidNotification."""
     n = message.notification
-    for name, longest in (("notification_id", MAX_ID), ("channel", MAX_NAME), ("category", MAX_NAME)):
-        clean_text(name, getattr(n, name), longest)
-    if not isinstance(n.user_id, str):  # a call may name one by a number, a message may not
-        raise InvalidNotification("user_id", f"must be a str, not {type(n.user_id).__name__}")
-    clean_recipient(n.user_id, n.notification_id)
-    for name, text, longest in (("collapse_key", n.collapse_key, MAX_ID), ("epoch", message.epoch, MAX_NAME)):
-        if text != "":
-            clean_text(name, text, longest)
-    clean_text("payload", n.body, MAX_BODY_BYTES)
-    for name, value in (("ttl_us", n.ttl_us), ("not_before_us", n.not_before_us), ("accepted_us", message.accepted_us)):
-        if type(value) is not int or not 0 <= value < EXACT:
-            raise InvalidNotification(name, f"must be an int from 0 to {EXACT - 1:,}")
-    for name, flag in (("chosen", n.chosen), ("unledgered", message.unledgered), ("again", message.again)):
+    check_fields(n)
+    if message.epoch != "":
+        clean_text("epoch", message.epoch, MAX_NAME)
+    if type(message.accepted_us) is not int or not 0 <= message.accepted_us < EXACT:
+        raise InvalidNotification("accepted_us", f"must be an int from 0 to {EXACT - 1:,}")
+    for name, flag in (("unledgered", message.unledgered), ("again", message.again)):
         if type(flag) is not bool:
             raise InvalidNotification(name, "must be true or false")
-    if not message.accepted_us:  # no producer of ours made this text, which is spliced into frames
+    if not message.accepted_us:  # no producer of ours made this text
         return replace(message, notification=replace(n, body=_rewritten(n.body)))
-    if not n.body.isascii() or "\n" in n.body or "\r" in n.body:  # a line break would end a frame of an event stream
-        raise InvalidNotification("body", "must be ASCII, on one line")
-    _must_be_json(n.body)  # whoever says to be a producer of ours: it is spliced into frames and digests
+    check_body(n.body)
     return message
 
 
 @lru_cache(maxsize=1)  # the recipients of a message share one body
 def _rewritten(body: str) -> str:
-    """A stranger's JSON text as we write it. Raises InvalidNotification, or ValueError."""
-    return canonical_body(_json_of(body))
-
-
-@lru_cache(maxsize=1)
-def _must_be_json(body: str) -> None:
-    _json_of(body)
-
-
-def _no_json(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-_JSON = json.JSONDecoder(parse_constant=_no_json)
-
-
-def _json_of(body: str) -> Any:
-    """Raises ValueError, or InvalidNotification."""
-    try:
-        return _JSON.decode(body)
-    except RecursionError:
-        raise InvalidNotification("body", "is nested too deep") from None
+    """A stranger's JSON text as we write it. Raises InvalidNotification."""
+    return canonical_body(parse_body(body))
 
 
 def _sliced(items: Iterable[T]) -> Iterator[list[T]]:

@@ -21,7 +21,7 @@ from pkgutil import resolve_name
 from typing import NamedTuple, Protocol
 
 from notifier import metrics
-from notifier.errors import ExtraMissing, NotifierError, SettingsError
+from notifier.errors import ExtraMissing, NotifierError, SettingsError, ends_process
 from notifier.notification import WEBSOCKET, Notification
 
 MAX_LEASE_S = 300.0
@@ -83,16 +83,38 @@ class Channel(Protocol):
         ...
 
 
-@cache
 def get(name: str) -> Channel:
-    """The channel of that name. Raises SettingsError if it is not installed, cannot be made or is no channel."""
+    """The channel of that name. Raises SettingsError if it is not installed, is no channel or can never be made.
+
+    One that could not be made now, for want of a server, say, is made when it is next asked for. What is sent until
+    then waits.
+    """
     try:
         return _made(name)
     except SettingsError as error:
         metrics.degraded("channel", error)
         raise
+    except _NotNow as error:
+        metrics.degraded("channel", error)
+        return _Unmade(name, str(error))
 
 
+class _NotNow(Exception):
+    """A channel's class, or its module, raised what may pass."""
+
+
+class _Unmade:
+    """Stands for a channel that could not be made."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        self.name, self.lease_s, self._problem = name, 15.0, problem
+
+    def deliver(self, batch: Sequence[Delivery]) -> list[Outcome]:
+        """Later."""
+        return [RetryAt(self._problem) for _ in batch]
+
+
+@cache
 def _made(name: str) -> Channel:
     try:
         if name in _BUILT_IN:
@@ -105,8 +127,13 @@ def _made(name: str) -> Channel:
         if name in _BUILT_IN:
             raise SettingsError(str(ExtraMissing(f"channel {name!r}", name))) from error
         raise SettingsError(f"channel {name!r} cannot be imported: no module {error.name!r}") from error
-    except Exception as error:  # a plugin's: its text may hold anything
-        raise SettingsError(f"channel {name!r} cannot be made: {type(error).__name__}") from error
+    except BaseException as error:  # a plugin's: its text may hold anything
+        if ends_process(error):
+            raise
+        problem = f"channel {name!r} cannot be made: {type(error).__name__}"
+        if isinstance(error, (ImportError, AttributeError, TypeError, SyntaxError)):  # so it will be next time
+            raise SettingsError(problem) from error
+        raise _NotNow(problem) from error
     raise SettingsError(f"channel {name!r} is not installed; installed: {', '.join(sorted(known()))}")
 
 

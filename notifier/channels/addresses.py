@@ -15,6 +15,7 @@ from importlib.metadata import entry_points
 
 from notifier import metrics
 from notifier.channels import Failed, Outcome, RetryAt
+from notifier.errors import ends_process
 from notifier.notification import Notification
 
 GROUP = "notifier.addresses"
@@ -41,10 +42,12 @@ class Addresses:
         key = notification.user_id, notification.channel
         until_s, addresses = self._known.get(key, (0.0, []))
         if addresses and self._clock() < until_s:
-            return addresses
+            return list(addresses)
         try:
             addresses = self._ask(*key)
-        except Exception as error:  # the team's: its text may hold anything, a problem of ours is told apart by type
+        except BaseException as error:  # the team's: its text may hold anything; what is ours is told apart by type
+            if ends_process(error):
+                raise
             problem = str(error) if isinstance(error, _Unusable) else type(error).__name__
             metrics.degraded("addresses", f"{GROUP}: {problem}")
             return RetryAt(f"{GROUP}: {problem}")
@@ -53,7 +56,7 @@ class Addresses:
         self._known[key] = (self._clock() + REMEMBERED_S, addresses)
         while len(self._known) > REMEMBERED:
             self._known.popitem(last=False)
-        return addresses
+        return list(addresses)
 
     def _ask(self, user_id: str, channel: str) -> list[str]:
         if self._lookups is None:

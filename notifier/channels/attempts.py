@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from notifier import logs, metrics
 from notifier.channels import Channel, Delivery, Failed, Outcome, RetryAt
 from notifier.channels.breaker import breakers
-from notifier.errors import clean_error
+from notifier.errors import clean_error, ends_process
 from notifier.notification import MAX_SPAN_S
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 2.0, 3_600.0
@@ -37,8 +37,10 @@ def attempt(channel: Channel, deliveries: Sequence[Delivery]) -> list[Outcome]:
 
 def _called(channel: Channel, deliveries: Sequence[Delivery]) -> list[Outcome]:
     try:
-        outcomes = list(channel.deliver(deliveries))
-    except Exception as error:  # a plugin's; its text may hold what it was given, so only its type is kept
+        outcomes = list(channel.deliver(tuple(deliveries)))  # what it takes from a list would be missing here
+    except BaseException as error:  # a plugin's; its text may hold what it was given, so only its type is kept
+        if ends_process(error):
+            raise
         about = (
             logs.of(deliveries[0].notification.identity) if len(deliveries) == 1 else {"recipients": len(deliveries)}
         )

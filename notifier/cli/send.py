@@ -104,7 +104,7 @@ def _calm() -> Iterator[None]:
 def _payload(text: str) -> Any:
     """The JSON value. Raises InvalidNotification; the text itself is not shown, it may be private."""
     try:
-        return json.loads(sys.stdin.read() if text == "-" else text)
+        return json.loads(_input() if text == "-" else text)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise InvalidNotification(
@@ -112,6 +112,12 @@ def _payload(text: str) -> Any:
         ) from None
     except (ValueError, RecursionError):
         raise InvalidNotification("payload", "is not JSON that can be read: a number too long, or too deep") from None
+
+
+def _input() -> str:
+    if sys.stdin is None:  # closed
+        raise InvalidNotification("payload", "is to come from standard input, which is closed")
+    return sys.stdin.read()
 
 
 def _moment(text: str | None) -> datetime | None:

@@ -137,7 +137,7 @@ class Replay:
         except NotifierError:
             self._store.finish(batch.ended, batch.parked, [*batch.kept, *batch.unsettled(rows)])
             raise
-        except Exception:
+        except BaseException:
             # A time limit, a bug: what is settled goes; the rest stays claimed, so that poison is counted.
             self._store.finish(batch.ended, batch.parked, batch.kept)
             raise

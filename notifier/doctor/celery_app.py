@@ -58,7 +58,7 @@ def rules(prefix: str, registered: dict[str, Any]) -> Iterator[Finding]:
     changed = []
     for name in (SEND_NOTIFICATION, SEND_NOTIFICATIONS):
         task = registered[name]
-        kept = {"acks_late": True, "reject_on_worker_lost": True, "ignore_result": True, "rate_limit": None}
+        kept = {"acks_late": True, "reject_on_worker_lost": True, "ignore_result": True, "rate_limit": 0}
         changed += [
             f"{name}.{rule} = {getattr(task, rule)!r}" for rule, value in kept.items() if getattr(task, rule) != value
         ]

@@ -25,8 +25,8 @@ class Policies:
 
     def find(self, channel: str, category: str) -> Policy:
         """Raises InvalidNotification for a channel or category that is no name."""
-        clean_text("channel", channel, MAX_NAME)
-        clean_text("category", category, MAX_NAME)
+        channel = clean_text("channel", channel, MAX_NAME)
+        category = clean_text("category", category, MAX_NAME)
         limit = self._overrides.categories.get((channel, category))
         bucket = (channel, None if limit is None else category)
         policy = self._policies.get(bucket)

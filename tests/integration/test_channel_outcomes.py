@@ -6,14 +6,16 @@ import re
 import subprocess
 import sys
 import threading
+from asyncio import CancelledError
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
 
 from notifier import channels
-from notifier.channels import Failed, Sent
+from notifier.channels import Failed, RetryAt, Sent
 from notifier.channels.addresses import Addresses
 from notifier.channels.breaker import Breakers
 from notifier.channels.webhook import WebhookChannel
@@ -147,18 +149,37 @@ def test_a_plugin_that_is_no_channel_is_refused_by_name(
 ) -> None:
     monkeypatch.setattr(channels, "entry_points", lambda **_: [_Point(given)])
     with pytest.raises(SettingsError, match=f"'odd'.*{problem}"):
-        channels.get.__wrapped__("odd")
+        channels.get("odd")
 
 
-def test_a_plugin_that_cannot_be_made_is_refused_without_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_that_can_never_be_made_is_refused_without_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(_Point):
         def load(self) -> object:
-            raise RuntimeError("password=hunter2")
+            raise AttributeError("password=hunter2")
 
     monkeypatch.setattr(channels, "entry_points", lambda **_: [Broken(None)])
-    with pytest.raises(SettingsError, match="RuntimeError") as refused:
-        channels.get.__wrapped__("odd")
+    with pytest.raises(SettingsError, match="AttributeError") as refused:
+        channels.get("odd")
     assert "hunter2" not in str(refused.value)
+
+
+def test_a_plugin_that_cannot_be_made_now_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[BaseException] = [ConnectionError("password=hunter2"), CancelledError()]
+
+    class Passing(_Point):
+        def load(self) -> object:
+            if errors:
+                raise errors.pop(0)
+            return super().load()
+
+    monkeypatch.setattr(channels, "entry_points", lambda **_: [Passing(_Channel())])
+    note: Any = object()
+    for problem in ("ConnectionError", "CancelledError"):
+        assert channels.get("odd").deliver([note]) == [RetryAt(f"channel 'odd' cannot be made: {problem}")]
+    try:
+        assert isinstance(channels.get("odd"), _Channel)
+    finally:
+        channels._made.cache_clear()
 
 
 @pytest.fixture

@@ -60,6 +60,17 @@ def test_celerys_own_options(our_app: Use) -> None:
     assert {item.reason for item in items} == {"scheduled"}
 
 
+@pytest.mark.parametrize("args", ["ab", {"user_id": 42, "payload": 1}, 7])
+def test_arguments_are_a_list(our_app: Use, args: Any) -> None:
+    our_app()
+    for call in CALLS:
+        with pytest.raises(TypeError, match="args must be a list or a tuple"):
+            call.apply_async(args)
+    with pytest.raises(TypeError, match="kwargs a mapping"):
+        send_notification.apply_async((42, 1), ["ttl"])
+    assert runtime.get().ledger.counts().accepted == 0
+
+
 def test_in_a_canvas_it_may_come_last(our_app: Use, valkey: Valkey) -> None:
     app = our_app()
     other = app.signature("shop.other", immutable=True)

@@ -114,7 +114,7 @@ def test_those_that_come_again_are_cut_short_in_time(
 
 
 def test_a_line_about_several_names_none_of_them(
-    our_app: Use, valkey: Valkey, preferred: Prefer, caplog: pytest.LogCaptureFixture
+    our_app: Use, valkey: Valkey, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = our_app()
     quiet.install()
@@ -131,9 +131,9 @@ def test_a_line_about_several_names_none_of_them(
     def told(record: logging.LogRecord) -> tuple[object, ...]:
         return tuple(getattr(record, name, None) for name in ("user_id", "channel", "notification_id", "recipients"))
 
-    preferred(lambda _: sys.exit())
-    assert told(line(send_notifications, "went back", **message)) == (None, "websocket", None, 3)
-    preferred(None)
+    with monkeypatch.context() as broken:
+        broken.setattr(runtime.get().pipeline, "handle", lambda _: sys.exit())
+        assert told(line(send_notifications, "went back", **message)) == (None, "websocket", None, 3)
     assert told(line(send_notifications, "succeeded", **message)) == (None, "websocket", None, 3)
     both = {"user_ids": ["anna", "bert"], "body": "1", "notification_id": "n1"}
     assert told(line(send_notifications, "succeeded", **both)) == (None, "websocket", "n1", 2)

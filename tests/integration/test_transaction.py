@@ -236,6 +236,16 @@ def test_refused_at_the_call(sessions: sessionmaker[Session]) -> None:
         send_in("session", 1, 1)  # type: ignore[arg-type]
 
 
+def test_after_the_commit_it_is_refused(sessions: sessionmaker[Session], valkey: Valkey) -> None:
+    """It would be lost: the transaction that it would belong to has ended."""
+    with sessions() as session:
+        event.listen(session, "after_commit", lambda ended: send_in(ended, 42, "late"))
+        session.execute(text("SELECT 1"))
+        with pytest.raises(InvalidNotification, match="session: has no transaction that can still commit"):
+            session.commit()
+    assert published(valkey) == []
+
+
 def test_scoped_sessions(sessions: sessionmaker[Session], valkey: Valkey) -> None:
     scoped = scoped_session(sessions)
     send_in(scoped, 1, 1, notification_id="n1")

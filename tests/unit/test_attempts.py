@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from asyncio import CancelledError
 from typing import Any
 
 import pytest
+from celery.exceptions import WorkerShutdown, WorkerTerminate
 
 from notifier.channels import Delivery, Duplicate, Failed, RetryAt, Sent
 from notifier.channels.attempts import attempt, backoff_s
@@ -44,6 +46,38 @@ def test_what_an_outcome_says_can_be_kept(odd: Any) -> None:
     for error in (failed.error, again.error):
         assert "\0" not in error and len(error) <= MAX_ERROR and error.encode() is not None
     assert backoff_s(1, again.wait_s) > 0
+
+
+class Raising(Odd):
+    """Raises its answer."""
+
+    def deliver(self, batch: Any) -> Any:
+        raise self._answer
+
+
+@pytest.mark.parametrize("error", [ConnectionError("x"), CancelledError(), SystemExit(1), BaseException("x")])
+def test_whatever_a_channel_raises_is_tried_again(error: BaseException) -> None:
+    deliveries = [Delivery(Notification("anna", "1", f"n{k}"), 0, 0, 1) for k in range(2)]
+    assert attempt(Raising(f"raises-{error!r}", error), deliveries) == [RetryAt(type(error).__name__)] * 2
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, WorkerShutdown, WorkerTerminate])
+def test_the_end_of_the_process_is_no_failure_of_a_channel(end: type[BaseException]) -> None:
+    with pytest.raises(end):
+        attempt(Raising("ended", end()), [Delivery(Notification("anna", "1", "n"), 0, 0, 1)])
+
+
+def test_a_channel_cannot_change_its_batch() -> None:
+    """Outcomes are told apart by their place: one who sorts the batch would have the wrong ones booked."""
+    seen: list[Any] = []
+
+    class Taking(Odd):
+        def deliver(self, batch: Any) -> Any:
+            seen.append(batch)
+            return [Sent() for _ in batch]
+
+    attempt(Taking("taking", None), [Delivery(Notification("anna", "1", "n"), 0, 0, 1)])
+    assert isinstance(seen[0], tuple)
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
+
 import pytest
 
 from notifier.channels import Duplicate, Failed, Outcome, RetryAt, Sent
@@ -42,11 +44,20 @@ def test_what_cannot_be_used_is_tried_again_and_named_but_not_shown(given: objec
     assert "secret-url" not in outcome.error
 
 
-def test_an_exception_is_tried_again_and_keeps_its_type_only() -> None:
+@pytest.mark.parametrize("error", [ConnectionError("postgresql://shop:password@db"), CancelledError(), SystemExit(1)])
+def test_an_error_is_tried_again_and_keeps_its_type_only(error: BaseException) -> None:
     def lookup(_user: str, _channel: str) -> object:
-        raise ConnectionError("postgresql://shop:password@db")
+        raise error
 
-    assert Addresses([lookup]).of(NOTE) == RetryAt("notifier.addresses: ConnectionError")
+    assert Addresses([lookup]).of(NOTE) == RetryAt(f"notifier.addresses: {type(error).__name__}")
+
+
+def test_who_takes_an_address_off_the_list_takes_it_off_his_own() -> None:
+    addresses = Addresses([lambda _user, _channel: ["first", "second"]])
+    for _ in range(3):
+        found = addresses.of(NOTE)
+        assert isinstance(found, list)
+        assert found.pop(0) == "first"
 
 
 def test_without_any_function_it_waits_and_says_what_is_missing() -> None:

@@ -140,6 +140,13 @@ def test_what_a_teams_configuration_does_to_our_tasks(conf: dict[str, Any], leve
     assert "hunter2" not in repr(found)
 
 
+def test_a_teams_rate_limit_for_all_tasks_is_not_ours() -> None:
+    made = team(task_default_rate_limit="6/m")
+    ours = {name: task.rate_limit for name, task in made.tasks.items() if name.startswith("notifier.")}
+    assert len(ours) == 5 and not any(ours.values())
+    assert [f.level for f in celery_app(made, Settings(), name="shop") if f.check == "app.rules"] == [Level.OK]
+
+
 @pytest.mark.parametrize(
     ("theirs", "shown"),
     [

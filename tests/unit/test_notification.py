@@ -7,6 +7,7 @@ import json
 import math
 import pickle
 import uuid
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notifier.errors import InvalidNotification, NotAccepted, NotifierError
-from notifier.notification import MAX_BODY_BYTES, MAX_DEPTH, Notification, Priority, clean_recipient
+from notifier.notification import MAX_BODY_BYTES, MAX_DEPTH, Notification, Priority, check, clean_recipient
 
 SECRET = "canary-7f3a"
 
@@ -160,6 +161,45 @@ def test_an_identity_fits_into_an_index_alone_and_in_a_batch() -> None:
     with pytest.raises(InvalidNotification, match=r"^user_id: is over 2,400 bytes"):
         clean_recipient(user_id, notification_id)
     assert clean_recipient(user_id, "n1") == user_id
+
+
+class Word(str, enum.Enum):  # noqa: UP042
+    """Of the older kind, whose str() is its name."""
+
+    SALES = "sales"
+
+
+class Number(int, enum.Enum):
+    OPS = 7
+
+
+def test_a_member_of_an_enum_is_its_value() -> None:
+    n = Notification.create(Word.SALES, 1, category=Word.SALES, collapse_key=Word.SALES, notification_id=Word.SALES)
+    assert {*n.identity, n.category, n.collapse_key} == {"sales", "websocket"}
+    assert all(type(text) is str for text in (*n.identity, n.category, n.collapse_key))
+    assert Notification.create(Number.OPS, 1).user_id == "7"
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"body": "hello"}, "body: is not JSON"),
+        ({"body": "[NaN]"}, "body: is not JSON"),
+        ({"body": '{"a":\n1}'}, "body: must be ASCII, on one line"),
+        ({"body": {"a": 1}}, "body: must be a str, not dict"),
+        ({"user_id": 42}, "user_id: must be a str, not int"),
+        ({"notification_id": 5}, "notification_id: must be a str, not int"),
+        ({"priority": "critical"}, "priority: must be a Priority, not str"),
+        ({"ttl_us": 1.5}, "ttl_us: must be an int from 0"),
+    ],
+)
+def test_one_that_create_did_not_make_is_checked(fields: dict[str, Any], problem: str) -> None:
+    made = Notification.create("anna", 1)
+    check(made)
+    other = replace(made, **fields)
+    assert made.sound and made.to("bert").sound and not other.sound
+    with pytest.raises(InvalidNotification, match=f"^{problem}"):
+        check(other)
 
 
 def test_the_same_goes_to_another_user() -> None:

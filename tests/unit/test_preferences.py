@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import threading
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, time
 from pathlib import Path
@@ -82,6 +83,15 @@ def test_what_cannot_be_used_waits_and_is_named_but_not_shown(given: object) -> 
         assert objection.reason == "preferences_unavailable"
         assert 2_000_000 < objection.wait_us < 8_000_000
         assert objection.error == f"notifier.preferences: gave {type(given).__name__}; give Preferences or None"
+
+
+@pytest.mark.parametrize("error", [CancelledError(), SystemExit(1)])
+def test_what_is_no_exception_waits_too(error: BaseException) -> None:
+    def lookup(_user_id: str) -> None:
+        raise error
+
+    (objection,) = Answers(lambda: lookup).objections([note()], BY_DAY_US, 30)
+    assert objection and objection.error == f"notifier.preferences: {type(error).__name__}"
 
 
 def test_an_exception_waits_and_keeps_its_type_only(caplog: pytest.LogCaptureFixture) -> None:

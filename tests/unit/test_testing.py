@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -99,6 +100,22 @@ def test_an_id_that_is_sent_again_is_there_once(sent_notifications: SentNotifica
     once, again = Notification.create(1, "a", notification_id="n1"), Notification.create(1, "b", notification_id="n1")
     assert notify_many([once, again]) == {"queued": 1, "duplicate": 1}
     assert sent_notifications.one().payload == "a"
+
+
+def test_a_child_sends_nothing_either(sent_notifications: SentNotifications) -> None:
+    """Else a test could reach users: of the child nothing but the publishing would be stood in for."""
+    if (child := os.fork()) == 0:
+        try:
+            notify(1, "from a child")
+            os._exit(0 if len(sent_notifications) == 1 else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_what_it_does_not_stand_in_for_is_said(sent_notifications: SentNotifications) -> None:
+    with pytest.raises(AttributeError, match="sent_notifications records what is sent, and no more: 'cancel' needs"):
+        runtime.get().ledger.cancel(Notification.create(1, 1).identity)
 
 
 def test_send_in_waits_for_the_commit(sent_notifications: SentNotifications) -> None:
