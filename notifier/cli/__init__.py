@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import importlib
 import io
+import os
 import sys
 from typing import Any
 
@@ -89,7 +90,16 @@ class LazyGroup(click.Group):
         except OSError as error:
             if error.errno not in FULL:
                 raise
+            _give_up_stdout()
             raise click.ClickException(str(error.strerror)) from error
+
+
+def _give_up_stdout() -> None:
+    """Where it is what cannot be written: what it still holds would be tried again at exit, and fail in two lines."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _with_way_out(error: NotifierError, command: str | None) -> str:
