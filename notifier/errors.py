@@ -126,9 +126,9 @@ def clean_error(error: object) -> str:
 
 
 def ends_process(error: BaseException) -> bool:
-    """Whether this is no failure of the code that it came out of, say a plugin's, but the end of this process.
+    """Whether this ends the process, and is no failure of the code, say a plugin's, that it came out of.
 
-    Ctrl-C, and Celery's WorkerShutdown and WorkerTerminate. A bare SystemExit is a plugin that called sys.exit(); what
-    else is no Exception is a failure too, as asyncio's CancelledError.
+    Ctrl-C and SystemExit: a pool child that is told to end gets one wherever it is. What else is no Exception is a
+    failure, as asyncio's CancelledError.
     """
-    return isinstance(error, KeyboardInterrupt | SystemExit) and type(error) is not SystemExit
+    return isinstance(error, KeyboardInterrupt | SystemExit)

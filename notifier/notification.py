@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
@@ -40,8 +41,19 @@ class Identity(NamedTuple):
     notification_id: str
 
 
+class _Marked:
+    """Where Notification keeps a mark that is no field: a copy with another user or body does not have it."""
+
+    __slots__ = ("_sound",)
+
+    @property
+    def sound(self) -> bool:
+        """Whether create or to made it, and everything about it was checked."""
+        return getattr(self, "_sound", False)
+
+
 @dataclass(frozen=True, slots=True)
-class Notification:
+class Notification(_Marked):
     """One notification to one user. `body` is the payload as canonical JSON text; times are microseconds, 0 is none."""
 
     user_id: str
@@ -54,7 +66,6 @@ class Notification:
     collapse_key: str = ""
     not_before_us: int = 0
     chosen: bool = False  # the caller chose the id, so it is remembered for the dedupe window
-    sound: bool = field(default=False, init=False, compare=False, repr=False)  # made by create or to
 
     @property
     def identity(self) -> Identity:
@@ -64,7 +75,7 @@ class Notification:
     def to(self, user_id: object) -> Notification:
         """The same to another user, with the same id. Raises InvalidNotification."""
         made = self.unchecked_to(clean_recipient(user_id, self.notification_id))
-        object.__setattr__(made, "sound", self.sound)
+        object.__setattr__(made, "_sound", self.sound)
         return made
 
     def unchecked_to(self, user_id: str) -> Notification:
@@ -100,7 +111,7 @@ class Notification:
             not_before_us=_instant_us(not_before),
             chosen=notification_id is not None,
         )
-        object.__setattr__(made, "sound", True)
+        object.__setattr__(made, "_sound", True)
         return made
 
 
@@ -156,15 +167,19 @@ def canonical_body(payload: object) -> str:
 def check(n: Notification) -> None:
     """What create promises, of one that was made otherwise. Raises InvalidNotification."""
     check_fields(n)
-    check_body(n.body)
+    if canonical_body(parse_body(n.body)) != n.body:
+        raise InvalidNotification("body", "is not JSON as Notification.create writes it; use that")
+    if n.ttl_us > MAX_SPAN_S * 10**6 or n.not_before_us > (time.time() + MAX_SPAN_S) * 10**6:
+        raise InvalidNotification("not_before" if n.not_before_us else "ttl", "is over ten years")
 
 
 def check_fields(n: Notification) -> None:
     """All but that the body is JSON as we write it. Raises InvalidNotification."""
     for name, longest in (("notification_id", MAX_ID), ("channel", MAX_NAME), ("category", MAX_NAME)):
         clean_text(name, getattr(n, name), longest)
-    if not isinstance(n.user_id, str):  # create takes a number, and makes a text of it
-        raise InvalidNotification("user_id", f"must be a str, not {type(n.user_id).__name__}")
+    for name in ("user_id", "notification_id", "channel", "category", "collapse_key", "body"):
+        if type(getattr(n, name)) is not str:  # create takes a number, or a member of an enum, and makes a text of it
+            raise InvalidNotification(name, f"must be a str, not {type(getattr(n, name)).__name__}")
     clean_recipient(n.user_id, n.notification_id)
     if n.collapse_key != "":
         clean_text("collapse_key", n.collapse_key, MAX_ID)

@@ -161,13 +161,13 @@ class Pipeline:
     # ---- channels outside
 
     def _to_channel(self, name: str, messages: list[Message]) -> None:
+        if wait_s := breakers.wait_s(name):  # first: to make a channel may fail, and take long, time and again
+            self._ledger.deny(messages, [Denial(int(wait_s * 1e6), 0, "breaker_open")] * len(messages))
+            return
         try:
             channel = channels.get(name)
         except SettingsError as error:
             self._ledger.book(messages, End.PARKED, "delivery_failed", [str(error)] * len(messages))
-            return
-        if wait_s := breakers.wait_s(name):
-            self._ledger.deny(messages, [Denial(int(wait_s * 1e6), 0, "breaker_open")] * len(messages))
             return
         replies = self._ledger.begin(messages, lease_us=int(channel.lease_s * 1_000_000))
         blocked = [m for m, r in zip(messages, replies, strict=True) if r.code == "blocked"]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.orm.session import SessionTransactionState
 
 from notifier import metrics, producer, runtime
 from notifier.aio import aside
@@ -49,9 +50,9 @@ def send_in(session: AnySession, user_id: object, payload: object, **options: An
     """Send one notification when the session's transaction commits, never if it does not.
 
     Takes the options of notify and returns the notification id. The session may be an AsyncSession. Nothing is sent or
-    written before the commit. Raises InvalidNotification, also where the transaction has ended, as in an after_commit
-    listener. Raised by the commit: SQLAlchemy's errors where the session's database has no table `dead_letters` or its
-    user may not insert into it, SettingsError where beat replays from another database.
+    written before the commit; in an after_commit listener it goes at once, as by notify. Raises InvalidNotification.
+    Raised by the commit: SQLAlchemy's errors where the session's database has no table `dead_letters` or its user may
+    not insert into it, SettingsError where beat replays from another database.
     """
     notification = producer.created("send_in", user_id, payload, options)
     send_many_in(session, [notification])
@@ -64,10 +65,11 @@ def send_many_in(session: AnySession, notifications: Iterable[Notification]) -> 
     producer.check_notifications(made)
     inner = _inner(session)
     owner = inner.get_nested_transaction() or inner.get_transaction() or inner.begin()
-    if not owner.is_active:
-        raise InvalidNotification(
-            "session", "has no transaction that can still commit; once it has, as in after_commit, use notify"
-        )
+    if owner._state is SessionTransactionState.COMMITTED:  # in an after_commit listener
+        if not owner.nested or owner.parent is None:
+            producer.accept_and_publish(producer.own_app(), made)
+            return
+        owner = owner.parent  # of a savepoint: it commits with what that is in
     inner.info.setdefault(_KEY, []).extend(_Pending(n, owner) for n in made)
     if inner.info.get(_COMMITS):  # another listener sends, or a flush that one caused: ours has been called
         _write(inner)

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from celery import Task
-from celery.exceptions import Reject
+from celery.exceptions import Reject, WorkerShutdown, WorkerTerminate
 from celery.result import AsyncResult
 
 from notifier import logs, metrics, producer, runtime
-from notifier.errors import InvalidNotification, NotAccepted, Unavailable, ends_process
+from notifier.errors import InvalidNotification, NotAccepted, Unavailable
 from notifier.notification import Notification, new_id
 from notifier.wire import Message
 from tasks import options as celery_options
@@ -128,9 +128,9 @@ class NotificationTask(StrictTask):
             except Unavailable as error:  # so it would be for the others
                 failed = error
                 break
+            except (WorkerShutdown, WorkerTerminate, KeyboardInterrupt):
+                raise
             except BaseException as error:
-                if ends_process(error):
-                    raise
                 failed = error
             if left and time.monotonic() > until_s:
                 break

@@ -54,6 +54,7 @@ EXTRA_OF = {
     "websockets": "gateway",
 }
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # a disk, a quota, a file: nothing is wrong with the command
+TAKES_PATHS = {"simulate", "torture"}  # what is wrong there is the user's to mend, and needs no traceback
 NEEDS_SERVERS = {"demo", "torture", "up"}  # they need all of the extra `embedded`, whichever package is missed first
 
 
@@ -88,10 +89,11 @@ class LazyGroup(click.Group):
         except ModuleNotFoundError as error:
             raise click.ClickException(str(_missing(error, ctx.invoked_subcommand or "this"))) from error
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in FULL and (error.filename is None or ctx.invoked_subcommand not in TAKES_PATHS):
                 raise
             _give_up_stdout()
-            raise click.ClickException(str(error.strerror)) from error
+            where = f"{click.format_filename(error.filename)}: " if error.filename else ""
+            raise click.ClickException(f"{where}{error.strerror}") from error
 
 
 def _give_up_stdout() -> None:

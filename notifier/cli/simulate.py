@@ -18,7 +18,7 @@ from notifier.settings import Settings
 
 def _in_a_folder(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
     """Refused before the work, not after it."""
-    if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+    if path and not os.access(path, os.F_OK) and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
         raise click.BadParameter(f"{str(path.parent)!r} is no folder that can be written to")
     return path
 

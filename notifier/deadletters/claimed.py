@@ -193,6 +193,9 @@ class Claimed:
 
     def _to_channel(self, name: str, units: list[Unit]) -> None:
         rows = [row for unit in units for row in unit]
+        if wait_s := breakers.wait_s(name):  # first: to make a channel may fail, and take long, time and again
+            self._wait_for_breaker(rows, wait_s)
+            return
         try:
             channel = channels.get(name)
         except SettingsError as error:

@@ -236,14 +236,42 @@ def test_refused_at_the_call(sessions: sessionmaker[Session]) -> None:
         send_in("session", 1, 1)  # type: ignore[arg-type]
 
 
-def test_after_the_commit_it_is_refused(sessions: sessionmaker[Session], valkey: Valkey) -> None:
-    """It would be lost: the transaction that it would belong to has ended."""
+def test_sent_after_the_commit_it_goes_at_once(sessions: sessionmaker[Session], bench: Bench, valkey: Valkey) -> None:
+    """The transaction that it would belong to has ended, and is no reason to wait any more."""
     with sessions() as session:
-        event.listen(session, "after_commit", lambda ended: send_in(ended, 42, "late"))
+        event.listen(session, "after_commit", lambda ended: send_in(ended, 42, "x", notification_id="late"))
         session.execute(text("SELECT 1"))
-        with pytest.raises(InvalidNotification, match="session: has no transaction that can still commit"):
-            session.commit()
-    assert published(valkey) == []
+        session.commit()
+    assert (published(valkey), rows(bench)) == (["late"], [])
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_sent_after_a_savepoint_it_goes_with_what_that_is_in(
+    sessions: sessionmaker[Session], valkey: Valkey, commits: bool
+) -> None:
+    def say(ended: Session) -> None:
+        if ended.in_nested_transaction():
+            send_in(ended, 42, "x", notification_id="late")
+
+    with sessions() as session:
+        event.listen(session, "after_commit", say)
+        with session.begin_nested():
+            session.execute(text("SELECT 1"))
+        assert published(valkey) == []
+        session.commit() if commits else session.rollback()
+    assert published(valkey) == (["late"] if commits else [])
+
+
+def test_sent_where_a_transaction_begins_or_is_rolled_back(sessions: sessionmaker[Session], valkey: Valkey) -> None:
+    with sessions() as session:
+        event.listen(session, "after_begin", lambda s, *_: send_in(s, 42, "x", notification_id="begun"))
+        event.listen(session, "after_rollback", lambda s: send_in(s, 42, "x", notification_id="rolled back"))
+        session.execute(text("SELECT 1"))
+        session.rollback()
+        assert published(valkey) == []
+        session.execute(text("SELECT 1"))
+        session.commit()
+    assert published(valkey) == ["begun"]
 
 
 def test_scoped_sessions(sessions: sessionmaker[Session], valkey: Valkey) -> None:

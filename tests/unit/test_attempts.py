@@ -55,13 +55,13 @@ class Raising(Odd):
         raise self._answer
 
 
-@pytest.mark.parametrize("error", [ConnectionError("x"), CancelledError(), SystemExit(1), BaseException("x")])
+@pytest.mark.parametrize("error", [ConnectionError("x"), CancelledError(), BaseException("x")])
 def test_whatever_a_channel_raises_is_tried_again(error: BaseException) -> None:
     deliveries = [Delivery(Notification("anna", "1", f"n{k}"), 0, 0, 1) for k in range(2)]
     assert attempt(Raising(f"raises-{error!r}", error), deliveries) == [RetryAt(type(error).__name__)] * 2
 
 
-@pytest.mark.parametrize("end", [KeyboardInterrupt, WorkerShutdown, WorkerTerminate])
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit, WorkerShutdown, WorkerTerminate])
 def test_the_end_of_the_process_is_no_failure_of_a_channel(end: type[BaseException]) -> None:
     with pytest.raises(end):
         attempt(Raising("ended", end()), [Delivery(Notification("anna", "1", "n"), 0, 0, 1)])

@@ -185,7 +185,10 @@ def test_a_member_of_an_enum_is_its_value() -> None:
     [
         ({"body": "hello"}, "body: is not JSON"),
         ({"body": "[NaN]"}, "body: is not JSON"),
-        ({"body": '{"a":\n1}'}, "body: must be ASCII, on one line"),
+        ({"body": '{"a":\n1}'}, "body: is not JSON as Notification.create writes it"),
+        ({"body": "[" * 600 + "]" * 600}, "payload: is nested deeper than 500 levels"),
+        ({"category": Word.SALES}, "category: must be a str, not Word"),
+        ({"ttl_us": 2**52}, "ttl: is over ten years"),
         ({"body": {"a": 1}}, "body: must be a str, not dict"),
         ({"user_id": 42}, "user_id: must be a str, not int"),
         ({"notification_id": 5}, "notification_id: must be a str, not int"),
