@@ -17,7 +17,7 @@ import uvicorn
 from notifier import channels
 from notifier.channels import Failed, RetryAt, Sent
 from notifier.channels.addresses import Addresses
-from notifier.channels.breaker import Breakers
+from notifier.channels.breaker import FAILURES, Breakers
 from notifier.channels.webhook import WebhookChannel
 from notifier.errors import SettingsError
 from notifier.notification import Notification
@@ -180,6 +180,32 @@ def test_a_plugin_that_cannot_be_made_now_is_made_later(monkeypatch: pytest.Monk
         assert isinstance(channels.get("odd"), _Channel)
     finally:
         channels._made.cache_clear()
+
+
+def test_a_channel_that_cannot_be_made_is_not_made_again_while_its_breaker_is_open(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To make it may take as long as a server is silent, for each message, and hold up all other channels."""
+    bench = make_bench(user_limit="off")
+    own, made = Breakers(), 0
+
+    def load(_name: str) -> object:
+        nonlocal made
+        made += 1
+        raise channels._NotNow("channel 'webhook' cannot be made: ConnectionError")
+
+    monkeypatch.setattr(channels, "_made", load)
+    for module in ("notifier.pipeline", "notifier.deadletters.claimed", "notifier.channels.attempts"):
+        monkeypatch.setattr(f"{module}.breakers", own)
+    for number in range(FAILURES + 3):
+        handle(bench, f"user-{number}")
+    assert made == FAILURES
+    bench.replay.spill()
+    bench.make_due()
+    assert bench.replay.run().claimed == FAILURES + 3
+    assert made == FAILURES
+    assert bench.store.counts() == (FAILURES + 3, 0)
+    assert {reason for _, _, reason, *_ in rows(bench)} == {"breaker_open"}
 
 
 @pytest.fixture
