@@ -124,12 +124,13 @@ def clean_user_id(user_id: object) -> str:
     """str, int or UUID, as a str of 1 to 512 characters."""
     if isinstance(user_id, bool) or not isinstance(user_id, (str, int, uuid.UUID)):
         raise InvalidNotification("user_id", f"must be a str, an int or a UUID, not {type(user_id).__name__}")
-    return clean_text("user_id", _written("user_id", user_id), MAX_USER_ID)
+    text = user_id if isinstance(user_id, str) else _written("user_id", user_id)
+    return clean_text("user_id", text, MAX_USER_ID)
 
 
 def _written(argument: str, value: object) -> str:
     try:
-        return str.__str__(value) if isinstance(value, str) else str(int(value) if isinstance(value, int) else value)
+        return str(int(value) if isinstance(value, int) else value)  # of a member of an enum the value, not the name
     except ValueError:  # Python writes no int of more than 4,300 digits
         raise InvalidNotification(argument, "is a number too long to be written") from None
 

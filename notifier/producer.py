@@ -117,7 +117,7 @@ def accept_and_publish(app: Celery, notifications: Sequence[Notification]) -> li
 
 
 def check_notifications(notifications: Sequence[Notification]) -> None:
-    """Raises InvalidNotification for what is no Notification, or is for a channel that is not installed."""
+    """Raises InvalidNotification for what is no Notification, or none as create makes it, or for an unknown channel."""
     for n in notifications:
         if not isinstance(n, Notification):
             raise InvalidNotification("notifications", f"must be Notification.create(...) each, not {type(n).__name__}")

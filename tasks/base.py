@@ -130,7 +130,7 @@ class NotificationTask(StrictTask):
                 break
             except (WorkerShutdown, WorkerTerminate, KeyboardInterrupt):
                 raise
-            except BaseException as error:
+            except BaseException as error:  # SystemExit, too: the message goes back before the child ends
                 failed = error
             if left and time.monotonic() > until_s:
                 break

@@ -54,7 +54,6 @@ EXTRA_OF = {
     "websockets": "gateway",
 }
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # a disk, a quota, a file: nothing is wrong with the command
-TAKES_PATHS = {"simulate", "torture"}  # what is wrong there is the user's to mend, and needs no traceback
 NEEDS_SERVERS = {"demo", "torture", "up"}  # they need all of the extra `embedded`, whichever package is missed first
 
 
@@ -89,7 +88,7 @@ class LazyGroup(click.Group):
         except ModuleNotFoundError as error:
             raise click.ClickException(str(_missing(error, ctx.invoked_subcommand or "this"))) from error
         except OSError as error:
-            if error.errno not in FULL and (error.filename is None or ctx.invoked_subcommand not in TAKES_PATHS):
+            if error.errno not in FULL:
                 raise
             _give_up_stdout()
             where = f"{click.format_filename(error.filename)}: " if error.filename else ""

@@ -192,26 +192,26 @@ class Claimed:
     # ---- channels outside
 
     def _to_channel(self, name: str, units: list[Unit]) -> None:
-        rows = [row for unit in units for row in unit]
-        if wait_s := breakers.wait_s(name):  # first: to make a channel may fail, and take long, time and again
-            self._wait_for_breaker(rows, wait_s)
-            return
-        try:
-            channel = channels.get(name)
-        except SettingsError as error:
-            self._park(rows, Reason.DELIVERY_FAILED, str(error))
-            return
         for batch in _batches(units):  # one after the other: what is not yet sent holds back what follows
+            rows = [row for unit in batch for row in unit]
             if self._calls.over:
-                self.kept += [row.as_it_was() for unit in batch for row in unit]
-            elif wait_s := breakers.wait_s(name):
-                self._wait_for_breaker([row for unit in batch for row in unit], wait_s)
-            else:
+                self.kept += [row.as_it_was() for row in rows]
+            elif wait_s := breakers.wait_s(name):  # before the channel: to make it may fail, and take long
+                self._wait_for_breaker(rows, wait_s)
+            elif channel := self._channel(name, rows):
                 granted, denied = self._ask(self._checked(batch))
                 self._deny(denied)
                 if granted:
                     self._calls.begin()
                     self._call(channel, granted)
+
+    def _channel(self, name: str, rows: Sequence[Row]) -> Channel | None:
+        """None, and they are parked, where there is no such channel."""
+        try:
+            return channels.get(name)
+        except SettingsError as error:
+            self._park(rows, Reason.DELIVERY_FAILED, str(error))
+            return None
 
     def _wait_for_breaker(self, rows: Sequence[Row], wait_s: float) -> None:
         wait_us = int(wait_s * 1e6)

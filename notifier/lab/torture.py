@@ -30,7 +30,7 @@ from notifier.embedded.postgres import Postgres
 from notifier.embedded.process import end, spawn
 from notifier.embedded.rabbitmq import RabbitMQ
 from notifier.embedded.valkey import Valkey
-from notifier.errors import Unavailable
+from notifier.errors import NotifierError, Unavailable
 from notifier.gateway.auth import make_token
 from notifier.lab import account, stores, torture_account, torture_sender
 from notifier.lab.proxy import Proxy
@@ -86,7 +86,10 @@ def run(seconds: float, seed: int, broker: Broker, say: Say, keep: Path | None =
     Limits and the like come from the environment; servers are always the torture's own.
     """
     home = keep.absolute() if keep else Path(tempfile.mkdtemp(prefix="notifier-torture-"))
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise NotifierError(f"{home} cannot be made: {error.strerror}") from error
     with contextlib.ExitStack() as stack:
         if not keep:
             stack.callback(shutil.rmtree, home, ignore_errors=True)

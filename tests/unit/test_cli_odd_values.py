@@ -111,3 +111,10 @@ def test_a_picture_that_could_not_be_written_is_said() -> None:
     result = CliRunner().invoke(main, ["simulate", "--plot", "full.svg", *small])
     assert result.exit_code == 1
     assert "'full.svg': No space left on device" in result.output
+
+
+def test_logs_that_cannot_be_kept_are_said_before_the_work() -> None:
+    Path("file").touch()
+    result = CliRunner().invoke(main, ["torture", "--keep", "file/logs", "--seconds", "86400"])
+    assert result.exit_code == 1
+    assert "file/logs cannot be made: Not a directory" in result.output
